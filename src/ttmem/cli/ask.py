@@ -1,0 +1,52 @@
+"""`ttmem ask`: questions to a memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ttmem.cli.common import (
+    DTYPE_OPTION,
+    JSON_OPTION,
+    MAX_TOKENS_OPTION,
+    MEMORY_ARGUMENT,
+    MODEL_OPTION,
+    load_pair,
+    print_json,
+)
+
+
+def ask(
+    memory: Path = MEMORY_ARGUMENT,
+    questions: list[str] = typer.Argument(..., help="One or more questions.", show_default=False),
+    model: str | None = MODEL_OPTION,
+    max_tokens: int = MAX_TOKENS_OPTION,
+    dtype: str = DTYPE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Answer questions from a memory; several are answered in one batch, one is streamed.
+
+    Example: ttmem ask handbook.ttmem "Who runs the kitchen?" "When is the boat due?"
+    """
+    from ttmem.generation import ask as answer
+    from ttmem.generation import stream
+
+    network, loaded = load_pair(memory, model, dtype)
+    if len(questions) == 1 and not as_json:
+        for piece in stream(network, loaded, questions[0], max_new_tokens=max_tokens):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        return
+    answers = answer(network, loaded, questions, max_new_tokens=max_tokens)
+    pairs = list(zip(questions, answers, strict=True))
+    if as_json:
+        print_json([{"question": question, "answer": text} for question, text in pairs])
+        return
+    console = Console()
+    for question, text in pairs:
+        console.print(f"[bold]{escape(question)}[/]\n  {escape(text)}")

@@ -1,0 +1,58 @@
+"""What several commands share: options, loading with a message, printing JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from ttmem.memory import Memory
+    from ttmem.models import Model
+
+MODEL_OPTION = typer.Option(
+    None, "--model", "-m", help="Hub id, folder or GGUF file; the bundled SmolLM2-135M-Instruct when left out."
+)
+DTYPE_OPTION = typer.Option("auto", "--dtype", help="auto, float32, bfloat16 or float16.")
+JSON_OPTION = typer.Option(False, "--json", help="Print one JSON document on standard output.")
+MEMORY_ARGUMENT = typer.Argument(..., help="A memory file made by `ttmem compact`.", show_default=False)
+MAX_TOKENS_OPTION = typer.Option(64, "--max-tokens", min=1, help="Tokens of an answer at most.")
+
+errors = Console(stderr=True)
+
+
+def load_model(name: str | None, dtype: str = "auto") -> Model:
+    """Load a model, saying so on standard error."""
+    from ttmem.models import load_model as load
+
+    with errors.status("loading the model"):
+        return load(name, dtype=dtype)
+
+
+def load_pair(path: Path, model_name: str | None, dtype: str = "auto") -> tuple[Model, Memory]:
+    """A memory and its model, checked to belong together. The file is read first: its errors come fast."""
+    from ttmem.memory import Memory
+
+    memory = Memory.load(path)
+    model = load_model(model_name or recorded_model(memory), dtype)
+    memory.check_model(model)
+    return model, memory.to(model.device, model.dtype)
+
+
+def recorded_model(memory: Memory) -> str | None:
+    """The model the memory names, where it can be loaded by that name; None for the bundled one."""
+    name = str(memory.info.model["name"])
+    return None if name.endswith("(bundled)") else name
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on standard output, for programs."""
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"

@@ -1,0 +1,1 @@
+"""A document becomes a memory: one module per step, one per method."""

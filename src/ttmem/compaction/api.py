@@ -1,0 +1,102 @@
+"""`compact`: text in, memory out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime, timezone
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+from ttmem.compaction.document import Document
+from ttmem.compaction.kvzip_plus import KVzipPlus
+from ttmem.compaction.latent import LatentCompaction
+from ttmem.compaction.prepared import Prepared
+from ttmem.compaction.settings import Budget, LatentSettings, preset_settings
+from ttmem.compaction.workspace import Workspace
+from ttmem.errors import BudgetError
+from ttmem.evaluation.fidelity import measure_fidelity
+from ttmem.memory import Memory
+from ttmem.models import Model
+from ttmem.progress import Progress
+
+
+class Method(Protocol):
+    """A way to compact: one object with its settings as fields, called with a prepared document and a budget."""
+
+    name: str
+
+    def __call__(self, prepared: Prepared, budget: Budget) -> Memory: ...
+
+
+METHODS = ("latent", "kvzip+", "full")
+
+
+def make_method(name: str, settings: LatentSettings, seed: int) -> Method:
+    """The method of a name. Raises BudgetError for an unknown one."""
+    if name == "latent":
+        return LatentCompaction(settings, seed)
+    if name == "kvzip+":
+        return KVzipPlus()
+    if name == "full":
+        return FullMemory()
+    raise BudgetError(f"the method {name!r} is not one of {', '.join(METHODS)}")
+
+
+class FullMemory:
+    """Keep everything: the reference, and what a budget larger than the document gives."""
+
+    name = "full"
+
+    def __call__(self, prepared: Prepared, budget: Budget) -> Memory:
+        return prepared.full
+
+
+def compact(
+    model: Model,
+    text: str,
+    *,
+    ratio: float | None = None,
+    tokens: int | None = None,
+    preset: str = "balanced",
+    settings: LatentSettings | None = None,
+    method: str = "latent",
+    seed: int = 0,
+    name: str = "text",
+    measure: bool = True,
+    progress: Progress | None = None,
+    workdir: str | PathLike[str] | None = None,
+    resume: bool = False,
+) -> Memory:
+    """Turn a document into a small memory for one model, before any question is known.
+
+    Give the budget as a `ratio` (16 keeps one sixteenth; the default when neither is given) or as `tokens` per layer and
+    KV head. `preset` is quick, balanced or paper; `settings` overrides it. The memory carries its fidelity against the
+    full context on held-out generic prompts, unless `measure` is False. With `workdir`, finished steps are kept there and
+    `resume` goes on from them, with the same result; the folder is deleted at the end.
+
+    Raises DocumentError (empty, too long), BudgetError (budget or preset), ResumeError (another run's workdir).
+    """
+    if ratio is None and tokens is None:
+        ratio = 16
+    chosen = settings or preset_settings(preset)
+    document = Document.of(model, text, name)
+    budget = Budget.of(document.length, ratio, tokens)
+    compaction = make_method(method if budget.tokens < document.length else "full", chosen, seed)
+    identity = {
+        "document": document.sha256,
+        "model": model.identity(),
+        "dtype": str(model.dtype),
+        "method": method,
+        "settings": asdict(chosen),
+        "budget": budget.tokens,
+        "seed": seed,
+    }
+    workspace = Workspace.open(None if workdir is None else Path(workdir), identity, resume)
+    prepared = Prepared(model, document, chosen, progress or Progress(), workspace)
+    memory = compaction(prepared, budget)
+    memory.info.created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    if measure and memory is not prepared.full:
+        memory.info.fidelity = asdict(measure_fidelity(model, prepared.full, memory, prepared.progress))
+    return memory
+

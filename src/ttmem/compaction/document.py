@@ -1,0 +1,62 @@
+"""A document: text, tokens, and the checks that come before any computing."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ttmem.errors import DocumentError
+from ttmem.models import Model
+
+ANSWER_ROOM = 256
+"""Positions left for a question and its answer behind the document."""
+
+
+@dataclass
+class Document:
+    """A text and its token ids [N] for one model."""
+
+    name: str
+    sha256: str
+    ids: Tensor
+
+    @classmethod
+    def of(cls, model: Model, text: str, name: str = "text") -> Document:
+        """Tokenize raw text. Raises DocumentError when it is empty or longer than the model's positions.
+
+        Text that looks like a special token ("<|im_end|>") is read as plain text, never as the token.
+        """
+        if not text.strip():
+            raise DocumentError(f"{name}: the document is empty")
+        ids = model.encode(text)
+        limit = model.max_positions
+        if limit is not None and len(ids) + ANSWER_ROOM > limit:
+            raise DocumentError(
+                f"{name}: the document has {len(ids):,} tokens, and {model.name} reaches {limit:,} positions, of which "
+                f"{ANSWER_ROOM} are kept for questions and answers: shorten it to {limit - ANSWER_ROOM:,} tokens, split it, "
+                "or use a model with a longer context"
+            )
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return cls(name, digest, torch.tensor(ids))
+
+    @property
+    def length(self) -> int:
+        return self.ids.shape[0]
+
+
+def read_text(path: str | PathLike[str]) -> str:
+    """The text of a UTF-8 file, a byte-order mark removed. Raises DocumentError when it is missing or not UTF-8."""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"{path}: not UTF-8 (byte {error.start}: 0x{error.object[error.start]:02x}): convert it, for example with "
+            f"`iconv -f latin1 -t utf-8`"
+        ) from error
+    except OSError as error:
+        raise DocumentError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,121 @@
+"""Full memory -> reconstruction scores: how much each entry is used when the model repeats the document (KVzip+)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ttmem.attention.branches import Branch
+from ttmem.compaction.prompts import replay_request
+from ttmem.compaction.sequences import mask_behind, positions_behind
+from ttmem.memory import Memory
+from ttmem.memory.layer import LayerMemory
+from ttmem.models import Model
+from ttmem.models.layers import AttentionLayer
+from ttmem.progress import Progress
+
+CUE_TOKENS = 8
+"""Tokens of the previous chunk that tell the model where to go on."""
+
+
+@torch.no_grad()
+def kvzip_plus_scores(model: Model, memory: Memory, chunk: int, progress: Progress) -> list[Tensor]:
+    """KVzip+ scores [H, N] of every document entry, per compacted layer.
+
+    The document is replayed in chunks after a request to repeat it. For a replayed position t, a query head of the
+    entry's group and document entry i:
+
+        a[t, i] / ||h_t|| * ||W_O v_i||
+
+    with a the softmax weight over [document, replay so far], h_t the attention block's input and W_O the query head's
+    slice of the output projection. The score is the maximum over t and over the group.
+    """
+    assert memory.tokens is not None
+    ids = memory.tokens.to(model.device)
+    scorer = _Scorer(model, memory)
+    with scorer.watching(), progress.stage("reconstruction scores", ids.shape[0]) as advance:
+        for start in range(0, ids.shape[0], chunk):
+            part = ids[start : start + chunk]
+            cue = model.decode(ids[max(0, start - CUE_TOKENS) : start]) if start else ""
+            request = torch.tensor(model.encode(replay_request(cue)), device=model.device)
+            scorer.replayed = part.shape[0]
+            replay = torch.cat([request, part]).unsqueeze(0)
+            mask = torch.ones_like(replay)
+            model.forward(
+                replay,
+                memory.cache(observer=scorer.observe),
+                attention_mask=mask_behind(memory.document_length, mask),
+                position_ids=positions_behind(memory.document_length, mask),
+                logits_to_keep=1,
+            )
+            advance(part.shape[0])
+    return scorer.scores()
+
+
+def value_norms(layer: AttentionLayer, memory: LayerMemory) -> Tensor:
+    """||W_O v_i|| for every query head: [H*G, N], fp32, by the Gram matrix of the head's slice of W_O."""
+    weight = layer.output_weight().float()
+    gram = weight @ weight.transpose(1, 2)
+    values = memory.values.unflatten(0, (memory.num_heads, -1)).float()
+    values = values.repeat_interleave(layer.num_heads // memory.num_heads, dim=0)
+    return ((values @ gram) * values).sum(-1).clamp_min(0).sqrt()
+
+
+class _Scorer:
+    """Keeps, per query head and entry, the maximum over replayed positions of log(a / ||h||)."""
+
+    def __init__(self, model: Model, memory: Memory) -> None:
+        self.layers = model.compacted_layers
+        self.memories = memory.compacted
+        self.slots = {layer.index: slot for slot, layer in enumerate(self.layers)}
+        self.replayed = 0
+        self.log_norms: list[Tensor] = [torch.empty(0)] * len(self.layers)
+        self.highest = [
+            layer.keys.new_full((attention.num_heads, layer.lengths[0]), -torch.inf, dtype=torch.float32)
+            for attention, layer in zip(self.layers, self.memories, strict=True)
+        ]
+
+    def watching(self) -> _InputNorms:
+        return _InputNorms(self)
+
+    def observe(self, index: int, query: Tensor, scale: float, from_memory: Branch, merged: Branch) -> None:
+        slot = self.slots[index]
+        keys = self.memories[slot].keys.unflatten(0, (self.memories[slot].num_heads, -1)).float()
+        group = query.shape[1] // keys.shape[0]
+        last = slice(query.shape[2] - self.replayed, None)
+        subtract = merged.log_z[0, :, last] + self.log_norms[slot][last]
+        for head in range(query.shape[1]):
+            log_weights = torch.addmm(
+                -subtract[head].unsqueeze(-1), query[0, head, last].float(), keys[head // group].T, alpha=scale
+            )
+            torch.maximum(self.highest[slot][head], log_weights.amax(dim=0), out=self.highest[slot][head])
+
+    def scores(self) -> list[Tensor]:
+        return [
+            (highest.exp() * value_norms(layer, memory)).unflatten(0, (memory.num_heads, -1)).amax(dim=1)
+            for highest, layer, memory in zip(self.highest, self.layers, self.memories, strict=True)
+        ]
+
+
+class _InputNorms:
+    """While entered, notes log ||h_t|| of every compacted layer's attention input."""
+
+    def __init__(self, scorer: _Scorer) -> None:
+        self.scorer = scorer
+
+    def __enter__(self) -> None:
+        self.handles = [
+            layer.module.register_forward_pre_hook(self._note(slot), with_kwargs=True)
+            for slot, layer in enumerate(self.scorer.layers)
+        ]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _note(self, slot: int):  # type: ignore[no-untyped-def]
+        def note(module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self.scorer.log_norms[slot] = hidden[0].float().norm(dim=-1).log()
+
+        return note

@@ -1,0 +1,90 @@
+"""Latent Compaction: a trained compact memory of one document (arXiv 2610.20582)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from torch import Tensor
+
+from ttmem.compaction.distillation import DistillationState, distill
+from ttmem.compaction.fitting import fit
+from ttmem.compaction.prepared import Prepared
+from ttmem.compaction.selection import LayerSelection, initial_layers, select
+from ttmem.compaction.settings import Budget, LatentSettings
+from ttmem.memory import Memory
+from ttmem.memory.layer import LayerMemory, WindowMemory
+
+
+@dataclass
+class LatentCompaction:
+    """(document, budget) -> Memory: select entries, fit attention (stage 1), distil answers (stage 2)."""
+
+    settings: LatentSettings = field(default_factory=LatentSettings)
+    seed: int = 0
+    name = "latent"
+
+    def __call__(self, prepared: Prepared, budget: Budget) -> Memory:
+        """Compact the prepared document to `budget`. Continues from the steps its workspace holds."""
+        fitted = self.after_stage_1(prepared, budget)
+        workspace = prepared.workspace
+        kept = workspace.load("stage2")
+        state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
+        if self.settings.distill_updates == 0:
+            return fitted
+        memory, _ = distill(
+            prepared.model,
+            fitted,
+            prepared.rollouts,
+            self.settings,
+            self.seed,
+            prepared.progress,
+            state,
+            lambda state: workspace.save("stage2", state.tensors, {"update": state.update}),
+        )
+        return memory.to(dtype=prepared.full.dtype)
+
+    def selections(self, prepared: Prepared, budget: Budget) -> list[LayerSelection]:
+        """The document positions the memory starts from."""
+        return select(prepared.full, prepared.scores, prepared.rollouts, budget, self.settings)
+
+    def initial(self, prepared: Prepared, budget: Budget) -> Memory:
+        """The untrained memory: chosen entries as they are, biases zero."""
+        return self._memory(prepared, budget, initial_layers(prepared.full, self.selections(prepared, budget)))
+
+    def after_stage_1(self, prepared: Prepared, budget: Budget) -> Memory:
+        """The memory after attention fitting, fp32."""
+        kept = prepared.workspace.load("stage1")
+        if kept is not None:
+            return self._memory(prepared, budget, _unpack(prepared.full, *kept))
+        selections = self.selections(prepared, budget)
+        layers, _ = fit(
+            prepared.full, selections, prepared.rollouts, self.settings, self.seed, prepared.progress
+        )
+        prepared.workspace.save("stage1", *_pack(layers))
+        return self._memory(prepared, budget, layers)
+
+    def _memory(self, prepared: Prepared, budget: Budget, layers: list[LayerMemory | WindowMemory]) -> Memory:
+        return prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)
+
+
+def _pack(layers: list[LayerMemory | WindowMemory]) -> tuple[dict[str, Tensor], dict[str, list[list[int]]]]:
+    compacted = [layer for layer in layers if isinstance(layer, LayerMemory)]
+    tensors = {
+        f"{i}.{name}": getattr(layer, name) for i, layer in enumerate(compacted) for name in ("keys", "values", "biases")
+    }
+    return tensors, {"lengths": [list(layer.lengths) for layer in compacted]}
+
+
+def _unpack(
+    full: Memory, tensors: dict[str, Tensor], data: dict[str, list[list[int]]]
+) -> list[LayerMemory | WindowMemory]:
+    layers: list[LayerMemory | WindowMemory] = []
+    slot = 0
+    for layer in full.layers:
+        if isinstance(layer, LayerMemory):
+            device = layer.keys.device
+            parts = (tensors[f"{slot}.{name}"].to(device) for name in ("keys", "values", "biases"))
+            layer = LayerMemory(*parts, lengths=tuple(data["lengths"][slot]))
+            slot += 1
+        layers.append(layer)
+    return layers

@@ -1,0 +1,190 @@
+"""Full memory -> teacher rollouts: the model's own answers to generic prompts, and what they reveal (paper 3.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttmem.attention.branches import Branch
+from ttmem.compaction.sequences import mask_behind, positions_behind
+from ttmem.compaction.settings import LatentSettings
+from ttmem.memory import Memory
+from ttmem.memory.layer import LayerMemory
+from ttmem.models import Model
+from ttmem.progress import Advance, Progress
+
+BATCH = 48
+"""Prompts answered at once; they share the document's keys."""
+ROWS = 2048
+"""Query rows scored against the document at once, to bound memory."""
+
+
+@dataclass
+class QueryPool:
+    """Post-rotary queries of one layer and what the full memory answers them.
+
+    queries [H*G, P, d] in the model's dtype; outputs [H*G, P, value_dim] and log_z [H*G, P] fp32, over the document only.
+    """
+
+    queries: Tensor
+    outputs: Tensor
+    log_z: Tensor
+
+
+@dataclass
+class Rollouts:
+    """J prompts, the teacher's greedy answers, and the supervision both stages take from them.
+
+    prompts, answers: token ids; an answer ends with the end token where the teacher ended.
+    top_ids, top_logits [J, T, k]: the teacher's top tokens per answer step; log_z [J, T]: its vocabulary log-normalizer.
+    pools: one per compacted layer, thinned; scales: the attention scale of each; max_log_attention: [H, N] per compacted layer, the maximum over all queries
+    of a head's group of the log softmax weight over the document (paper eq. 6, before thinning).
+    """
+
+    prompts: list[list[int]]
+    answers: list[list[int]]
+    top_ids: Tensor
+    top_logits: Tensor
+    log_z: Tensor
+    pools: list[QueryPool]
+    max_log_attention: list[Tensor]
+    scales: list[float]
+
+
+@torch.no_grad()
+def collect_rollouts(
+    model: Model, memory: Memory, prompts: list[str], settings: LatentSettings, progress: Progress
+) -> Rollouts:
+    """Answer every prompt from its own fork of the full memory, greedily, up to `rollout_tokens` or an end token."""
+    encoded = [model.encode(prompt) for prompt in prompts]
+    steps = settings.rollout_tokens
+    count = len(encoded)
+    top_ids = torch.zeros(count, steps, settings.top_k, dtype=torch.long)
+    top_logits = torch.zeros(count, steps, settings.top_k)
+    log_z = torch.zeros(count, steps)
+    answers: list[list[int]] = []
+    capture = _Capture(memory, model)
+    with progress.stage("teacher rollouts", count * (steps + 1)) as advance:
+        for start in range(0, count, BATCH):
+            part = encoded[start : start + BATCH]
+            rows = slice(start, start + len(part))
+            answers += _answer(model, memory, part, capture, top_ids[rows], top_logits[rows], log_z[rows], advance)
+    pools = capture.pools(settings.pool)
+    return Rollouts(encoded, answers, top_ids, top_logits, log_z, pools, capture.max_log_attention, capture.scales)
+
+
+def _answer(
+    model: Model,
+    memory: Memory,
+    prompts: list[list[int]],
+    capture: _Capture,
+    top_ids: Tensor,
+    top_logits: Tensor,
+    log_z: Tensor,
+    advance: Advance,
+) -> list[list[int]]:
+    """Greedy answers of one batch; fills the three supervision tensors and the capture."""
+    steps = top_ids.shape[1]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[model.pad_token_id] * (width - len(p)) + p for p in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    alive = torch.ones(len(prompts), dtype=torch.bool, device=model.device)
+    ends = torch.tensor(sorted(model.eos_token_ids), device=model.device)
+    cache = memory.cache(observer=capture.observe)
+    position_ids = positions_behind(memory.document_length, mask)
+    chosen: list[Tensor] = []
+    lengths = torch.zeros(len(prompts), dtype=torch.long, device=model.device)
+    for step in range(steps + 1):
+        output = model.forward(
+            ids,
+            cache,
+            attention_mask=mask_behind(memory.document_length, mask),
+            position_ids=position_ids,
+            logits_to_keep=1,
+        )
+        advance(len(prompts))
+        if step == steps or not alive.any():
+            break
+        logits = output.logits[:, -1].float()
+        best = logits.topk(top_ids.shape[-1], dim=-1)
+        top_ids[:, step], top_logits[:, step] = best.indices.cpu(), best.values.cpu()
+        log_z[:, step] = logits.logsumexp(-1).cpu()
+        token = best.indices[:, 0]
+        chosen.append(token)
+        lengths += alive
+        ids = token.unsqueeze(1)
+        mask = torch.cat([mask, alive.unsqueeze(1).to(mask.dtype)], dim=1)
+        position_ids = positions_behind(memory.document_length, mask)[:, -1:]
+        alive = alive & ~torch.isin(token, ends)
+    capture.close_batch(mask.bool())
+    tokens = torch.stack(chosen, dim=1).tolist()
+    return [row[:length] for row, length in zip(tokens, lengths.tolist(), strict=True)]
+
+
+class _Capture:
+    """Gathers queries and their full-memory branches per layer while the teacher answers."""
+
+    def __init__(self, memory: Memory, model: Model) -> None:
+        self.layers = model.compacted_layers
+        self.slots = {layer.index: slot for slot, layer in enumerate(self.layers)}
+        self.memories = memory.compacted
+        self.open: list[list[tuple[Tensor, Branch]]] = [[] for _ in self.layers]
+        self.done: list[list[QueryPool]] = [[] for _ in self.layers]
+        self.max_log_attention = [
+            layer.keys.new_full((layer.num_heads, layer.lengths[0]), -torch.inf, dtype=torch.float32)
+            for layer in self.memories
+        ]
+        self.scales = [0.0] * len(self.layers)
+
+    def observe(self, index: int, query: Tensor, scale: float, from_memory: Branch, merged: Branch) -> None:
+        slot = self.slots[index]
+        self.scales[slot] = scale
+        # A single query per sequence may arrive with its group on the query axis; the order of elements is the same.
+        shape = (query.shape[0], self.layers[slot].num_heads, -1)
+        branch = Branch(from_memory.output.reshape(*shape, from_memory.output.shape[-1]), from_memory.log_z.reshape(shape))
+        self.open[slot].append((query.reshape(*shape, query.shape[-1]), branch))
+
+    def close_batch(self, mask: Tensor) -> None:
+        """End a batch: mask [B, L] says which of its positions are real."""
+        for slot, (parts, layer) in enumerate(zip(self.open, self.memories, strict=True)):
+            length = sum(query.shape[2] for query, _ in parts)
+            real = mask[:, :length]
+            pool = QueryPool(
+                torch.cat([query for query, _ in parts], dim=2).transpose(1, 2)[real].transpose(0, 1),
+                torch.cat([branch.output for _, branch in parts], dim=2).transpose(1, 2)[real].transpose(0, 1),
+                torch.cat([branch.log_z for _, branch in parts], dim=2).transpose(1, 2)[real].transpose(0, 1),
+            )
+            self.done[slot].append(pool)
+            self.open[slot] = []
+            highest = max_log_attention(pool, layer, self.scales[slot])
+            torch.maximum(self.max_log_attention[slot], highest, out=self.max_log_attention[slot])
+
+    def pools(self, size: int) -> list[QueryPool]:
+        """All captured queries per layer, evenly thinned to `size` positions."""
+        return [thin(parts, size) for parts in self.done]
+
+
+def thin(parts: list[QueryPool], size: int) -> QueryPool:
+    """Concatenate along the position axis and keep `size` evenly spaced positions (all, where there are fewer)."""
+    queries, outputs, log_z = (
+        torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("queries", "outputs", "log_z")
+    )
+    total = queries.shape[1]
+    if total <= size:
+        return QueryPool(queries, outputs, log_z)
+    keep = torch.linspace(0, total - 1, size, dtype=torch.float64, device=queries.device).round().long()
+    return QueryPool(queries[:, keep], outputs[:, keep], log_z[:, keep])
+
+
+def max_log_attention(pool: QueryPool, layer: LayerMemory, scale: float) -> Tensor:
+    """log of max over a KV head's queries of softmax(s K q) over the document (paper eq. 6): [H, N]."""
+    keys = layer.keys.unflatten(0, (layer.num_heads, -1)).float()
+    queries = pool.queries.unflatten(0, (layer.num_heads, -1)).flatten(1, 2)
+    log_z = pool.log_z.unflatten(0, (layer.num_heads, -1)).flatten(1, 2)
+    highest = keys.new_full((layer.num_heads, keys.shape[1]), -torch.inf)
+    for rows, normalizer in zip(queries.split(ROWS, dim=1), log_z.split(ROWS, dim=1), strict=True):
+        weights = torch.baddbmm(-normalizer.unsqueeze(-1), rows.float(), keys.transpose(1, 2), alpha=scale)
+        torch.maximum(highest, weights.amax(dim=1), out=highest)
+    return highest

@@ -1,0 +1,72 @@
+"""Finished steps of a long compaction, on disk, so that a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ttmem.errors import MemoryFileError, ResumeError
+from ttmem.memory.file import atomic_save
+
+
+@dataclass
+class Workspace:
+    """A folder with one safetensors file per finished step. Without a folder, nothing is kept.
+
+    `key` names everything the steps depend on: document, model, method, settings, budget, seed.
+    """
+
+    folder: Path | None
+    key: str = ""
+
+    @classmethod
+    def open(cls, folder: Path | None, identity: dict[str, Any], resume: bool) -> Workspace:
+        """Start in `folder`, or go on in it. Raises ResumeError when it holds another run's work."""
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        workspace = cls(folder, key)
+        if folder is None:
+            return workspace
+        stamp = folder / "key"
+        if folder.exists() and not resume:
+            workspace.discard()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if stamp.exists() and stamp.read_text() != key:
+                raise ResumeError(
+                    f"{folder} holds partial work for another document, model, budget, seed or other settings: use the "
+                    "same ones to go on, or leave out --resume to start over"
+                )
+            stamp.write_text(key)
+        except OSError as error:
+            raise MemoryFileError(f"cannot write {folder}: {error.strerror}") from error
+        return workspace
+
+    def load(self, step: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and data of a finished step, or None."""
+        if self.folder is None or not (self.folder / f"{step}.safetensors").exists():
+            return None
+        path = self.folder / f"{step}.safetensors"
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+                return tensors, json.loads((file.metadata() or {})["data"])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise ResumeError(f"{path} is damaged ({error}): delete {self.folder} and start over") from error
+
+    def save(self, step: str, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+        """Keep a finished step, atomically."""
+        if self.folder is not None:
+            cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+            atomic_save(cpu, self.folder / f"{step}.safetensors", {"data": json.dumps(data)})
+
+    def discard(self) -> None:
+        """Delete the folder."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,93 @@
+"""A conversation on one memory, in the model's own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ttmem.errors import ModelError
+from ttmem.generation import stream_tokens
+from ttmem.memory import Memory
+from ttmem.models import Model
+
+
+@dataclass
+class Conversation:
+    """Turns behind a document's memory. The cache holds what was said; the memory itself is never written.
+
+    Each turn renders the whole conversation with the model's template and runs only the tokens that are not yet cached.
+    Where a template renders earlier turns anew (some drop the reasoning of past replies), the cache is cut back to the
+    part that still agrees.
+    """
+
+    model: Model
+    memory: Memory
+    system: str | None = None
+    max_new_tokens: int = 256
+    generate: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory.check_model(self.model)
+        if not self.model.tokenizer.chat_template:
+            raise ModelError(f"{self.model.name} has no chat template: ask single questions instead")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all turns."""
+        self.messages: list[dict[str, str]] = []
+        if self.system is not None:
+            self.messages.append({"role": "system", "content": self.system})
+        self.cache = self.memory.cache()
+        self.cached: list[int] = []
+
+    def say(self, message: str) -> str:
+        """The reply to a message."""
+        return "".join(self.stream(message))
+
+    def stream(self, message: str) -> Iterator[str]:
+        """The reply to a message, piece by piece. A turn that is not read to its end, or fails, is forgotten."""
+        self.messages.append({"role": "user", "content": message})
+        finished = False
+        try:
+            prompt = self._render()
+            self._cut_back(prompt)
+            new = prompt[len(self.cached) :]
+            generated = yield from stream_tokens(
+                self.model, self.memory, new, self.max_new_tokens, cache=self.cache, **self.generate
+            )
+            self.messages.append({"role": "assistant", "content": self.model.decode(generated).strip()})
+            self.cached = (prompt + generated)[: self._cache_length()]
+            finished = True
+        finally:
+            if not finished:
+                self.messages.pop()
+                self._keep(len(self.cached))
+
+    def _render(self) -> list[int]:
+        ids = self.model.tokenizer.apply_chat_template(
+            self.messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+        return list(ids)
+
+    def _cut_back(self, prompt: list[int]) -> None:
+        """Drop cached tokens from the first that differs from `prompt` on; at least one token must be left to run."""
+        agree = 0
+        for a, b in zip(self.cached, prompt[:-1], strict=False):
+            if a != b:
+                break
+            agree += 1
+        self._keep(agree)
+
+    def _cache_length(self) -> int:
+        """New tokens the cache holds behind the document."""
+        return int(self.cache.get_seq_length()) - self.memory.document_length
+
+    def _keep(self, count: int) -> None:
+        """Cut the cache back to its first `count` new tokens; a cache with windows, which forgets, starts anew."""
+        drop = self._cache_length() - count
+        if drop and len(self.memory.compacted) < len(self.memory.layers):
+            self.cache, count = self.memory.cache(), 0
+        elif drop:
+            self.cache.crop(-drop)
+        self.cached = self.cached[:count]

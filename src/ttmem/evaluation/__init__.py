@@ -1,0 +1,1 @@
+"""Measuring memories against the full context."""

@@ -1,0 +1,153 @@
+"""Answering from a memory: many questions in one batch, one question as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList, TextIteratorStreamer
+
+from ttmem.memory import Memory
+from ttmem.models import Model
+from ttmem.models.layers import cache_keyword
+
+QUESTION_FORMAT = "\n\nQuestion: {question}\nAnswer:"
+"""How a question follows the document's raw text, and where the answer begins."""
+
+
+def ask(
+    model: Model,
+    memory: Memory,
+    questions: str | Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    question_format: str = QUESTION_FORMAT,
+    **generate: Any,
+) -> list[str]:
+    """Answer questions about a memory's document, all in one batch that reads the memory once per step.
+
+    Greedy unless `generate` says otherwise; it goes to transformers' `generate` (do_sample, temperature, ...). Answers
+    end at the first line break: the format makes the model write further questions of its own.
+    Raises MemoryMismatchError when the memory was made for another model.
+    """
+    memory.check_model(model)
+    texts = [questions] if isinstance(questions, str) else list(questions)
+    if not texts:
+        return []
+    prompts = [model.encode(question_format.format(question=question)) for question in texts]
+    answers = _generate(model, memory, prompts, max_new_tokens, **generate)
+    return [first_line(model.decode(answer)) for answer in answers]
+
+
+def stream(
+    model: Model,
+    memory: Memory,
+    question: str,
+    *,
+    max_new_tokens: int = 64,
+    question_format: str = QUESTION_FORMAT,
+    **generate: Any,
+) -> Iterator[str]:
+    """Answer one question piece by piece, as the model writes it. Ends where `ask` ends."""
+    memory.check_model(model)
+    prompt = model.encode(question_format.format(question=question))
+    yield from until_line_end(stream_tokens(model, memory, prompt, max_new_tokens, **generate))
+
+
+def stream_tokens(
+    model: Model, memory: Memory, prompt: list[int], max_new_tokens: int, cache: Any = None, **generate: Any
+) -> Generator[str, None, list[int]]:
+    """Decoded pieces of one generation behind `cache` (a fresh one by default); returns the generated ids.
+
+    transformers generates in a thread. Its errors are raised here, and closing this generator stops it.
+    """
+    streamer = TextIteratorStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    closed = Event()
+    answers: list[list[int]] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            stop = StoppingCriteriaList([lambda ids, scores, **_: torch.full((ids.shape[0],), closed.is_set())])
+            answers.extend(
+                _generate(
+                    model,
+                    memory,
+                    [prompt],
+                    max_new_tokens,
+                    cache=cache,
+                    streamer=streamer,
+                    stopping_criteria=stop,
+                    **generate,
+                )
+            )
+        except BaseException as error:
+            failures.append(error)
+            streamer.end()
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield from streamer
+    finally:
+        closed.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+    return answers[0]
+
+
+def until_line_end(pieces: Generator[str, None, Any]) -> Iterator[str]:
+    """Pieces up to the first line break after text has begun; leading white space is dropped."""
+    begun = False
+    for piece in pieces:
+        text = piece if begun else piece.lstrip()
+        begun = begun or bool(text)
+        line, found, _ = text.partition("\n")
+        if line:
+            yield line
+        if found and begun:
+            pieces.close()
+            return
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank, without the white space around it."""
+    stripped = text.strip()
+    return stripped.splitlines()[0].strip() if stripped else ""
+
+
+def greedy_answers(model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+    """Greedy token ids of several prompts in one batch; an answer includes its end token."""
+    return _generate(model, memory, prompts, max_new_tokens)
+
+
+@torch.no_grad()
+def _generate(
+    model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int, cache: Any = None, **generate: Any
+) -> list[list[int]]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[model.pad_token_id] * (width - len(p)) + p for p in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    options = {"do_sample": False, "max_new_tokens": max_new_tokens, **generate}
+    if not options["do_sample"]:  # keep a model's sampling defaults from warning about greedy decoding
+        options = {"temperature": None, "top_p": None, "top_k": None, **options}
+    cache = memory.cache() if cache is None else cache
+    output = model.network.generate(
+        **memory.inputs(ids, mask, cache),
+        **{cache_keyword(model.network): cache},
+        pad_token_id=model.pad_token_id,
+        **options,
+    )
+    return [cut_at_end(row, model.eos_token_ids) for row in output[:, width:].tolist()]
+
+
+def cut_at_end(ids: list[int], ends: frozenset[int]) -> list[int]:
+    """Ids up to and including the first end token."""
+    for i, token in enumerate(ids):
+        if token in ends:
+            return ids[: i + 1]
+    return ids
+

@@ -1,0 +1,218 @@
+"""The adapter of a memory to the transformers cache: goes into any model that runs `sdpa` attention, unmodified.
+
+A compacted layer answers `update` with the new tokens' keys only, as a tensor that remembers its memory. When the
+model hands these keys to `torch.nn.functional.scaled_dot_product_attention`, torch asks the tensor's class first
+(`__torch_function__`), and attention over memory and new tokens is computed as one softmax (`attention/branches.py`).
+So positions, masks, batching, sampling and streaming stay the business of transformers, and nothing is patched.
+
+The layer reports the document's N tokens as seen, whatever the memory's size: the first question token has position N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+
+from ttmem.attention.branches import Branch, merge_branches
+from ttmem.attention.kernels import fast_attention
+from ttmem.attention.ragged import memory_attention
+from ttmem.errors import MemoryMismatchError
+from ttmem.memory.layer import LayerMemory, WindowMemory
+
+if TYPE_CHECKING:
+    from ttmem.memory.memory import Memory
+
+Observer = Callable[[int, Tensor, float, Branch, Branch], None]
+"""Called in every compacted layer with (layer index, post-rotary queries [B, H*G, T, d], scale, the memory's branch,
+the merged branch). For capturing queries and scores; must not change them."""
+
+
+class MemoryKeys(Tensor):
+    """The new tokens' keys [B, H, n, d] of one layer, tied to the layer's memory until attention is computed."""
+
+    source: MemoryLayer
+
+    @classmethod
+    def tie(cls, keys: Tensor, source: MemoryLayer) -> MemoryKeys:
+        tied = keys.as_subclass(cls)
+        tied.source = source
+        return tied
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attend(*args, **kwargs)
+        if func in _SCORE_PRODUCTS:
+            raise MemoryMismatchError(
+                "a ttmem memory needs the model's 'sdpa' attention, and this model runs another one: load it with "
+                "attn_implementation='sdpa', or call model.set_attn_implementation('sdpa')"
+            )
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, MemoryKeys):  # repeat_kv and the like reshape the keys on their way to attention
+            tied = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, MemoryKeys))
+            result.source = tied.source
+        return result
+
+
+_SCORE_PRODUCTS = {torch.matmul, torch.bmm, torch.einsum, torch.baddbmm, Tensor.matmul, Tensor.__matmul__}
+
+
+def _attend(
+    query: Tensor,
+    key: MemoryKeys,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` over a layer's memory and its new tokens, with the model's own scale."""
+    layer = key.source
+    keys = key.as_subclass(Tensor)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    memory = layer.memory_for(query)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = attn_mask > torch.finfo(attn_mask.dtype).min / 2
+    from_memory = memory_attention(query, memory, scale)
+    from_new = fast_attention(query, keys, value, scale, mask=attn_mask, is_causal=is_causal)
+    merged = merge_branches(from_memory, from_new)
+    if layer.observer is not None:
+        layer.observer(layer.index, query, scale, from_memory, merged)
+    return merged.output.to(query.dtype)
+
+
+class MemoryLayer(CacheLayerMixin):
+    """A compacted layer: the memory, shared by all sequences and never written, and the new tokens' own K and V."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, index: int, memory: LayerMemory, document_length: int, observer: Observer | None = None) -> None:
+        super().__init__()
+        self.index = index
+        self.memory = memory
+        self.document_length = document_length
+        self.observer = observer
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def memory_for(self, query: Tensor) -> LayerMemory:
+        """The memory on the query's device and in its dtype, converted once; trainable memories stay as they are."""
+        if not self.memory.keys.requires_grad:
+            self.memory = self.memory.to(query.device, query.dtype)
+        return self.memory
+
+    @property
+    def new_length(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[-2]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.device = key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append the new tokens' keys and values [B, H, T, d]; return the keys tied to the memory, and the values."""
+        self._check(key_states, value_states)
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+        else:
+            self.keys = torch.cat([self.keys, key_states], dim=-2)
+            self.values = torch.cat([self.values, value_states], dim=-2)
+        return MemoryKeys.tie(self.keys, self), self.values
+
+    def _check(self, key_states: Tensor, value_states: Tensor) -> None:
+        shape = (self.memory.num_heads, self.memory.keys.shape[-1], self.memory.values.shape[-1])
+        found = (key_states.shape[1], key_states.shape[-1], value_states.shape[-1])
+        if shape != found:
+            raise MemoryMismatchError(
+                f"layer {self.index} of the memory has {shape[0]} KV heads with dimensions {shape[1:]}, the model's has "
+                f"{found[0]} with {found[1:]}: this memory was made for another model"
+            )
+        if key_states.shape[-2] == 0:
+            raise MemoryMismatchError(
+                "the model was run on no tokens: generate() cuts the document's tokens off its inputs, and these held "
+                "only the question. Pass model.generate(**memory.inputs(question_ids), past_key_values=memory.cache())"
+            )
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The mask covers the new tokens only; they start at the document's length."""
+        return self.new_length + query_length, self.document_length
+
+    def get_seq_length(self) -> int:
+        return self.document_length + self.new_length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        """Forget the new tokens; the document stays."""
+        self.keys = self.values = None
+        self.is_initialized = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last `-tokens_to_remove` new tokens (transformers passes a negative number)."""
+        remove = abs(tokens_to_remove)
+        if remove > self.new_length:
+            raise MemoryMismatchError(
+                f"cannot remove {remove} tokens: {self.new_length} follow the document, whose own tokens are compacted"
+            )
+        if remove and self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[..., :-remove, :], self.values[..., :-remove, :]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.repeat_interleave(repeats, dim=0)
+            self.values = self.values.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, indices.to(self.keys.device))
+            self.values = self.values.index_select(0, indices.to(self.values.device))
+
+
+class WindowLayer(DynamicSlidingWindowLayer):
+    """A sliding-window layer that starts with the document's last window, the same for every sequence."""
+
+    def __init__(self, memory: WindowMemory, document_length: int) -> None:
+        super().__init__(sliding_window=memory.window)
+        self.memory = memory
+        self.document_length = document_length
+        self.cumulative_length = document_length
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        window = self.memory.to(key_states.device, key_states.dtype)
+        self.keys = window.keys.expand(key_states.shape[0], -1, -1, -1)
+        self.values = window.values.expand(key_states.shape[0], -1, -1, -1)
+
+    def reset(self) -> None:
+        self.is_initialized = False
+        self.keys = self.values = None
+        self.cumulative_length = self.document_length
+
+
+class MemoryCache(Cache):
+    """A transformers cache that starts behind a compacted document. Made by `Memory.cache()`; one per conversation."""
+
+    def __init__(self, memory: Memory, observer: Observer | None = None) -> None:
+        length = memory.document_length
+        layers = [
+            MemoryLayer(index, layer, length, observer) if isinstance(layer, LayerMemory) else WindowLayer(layer, length)
+            for index, layer in enumerate(memory.layers)
+        ]
+        super().__init__(layers=layers)

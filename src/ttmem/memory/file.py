@@ -1,0 +1,155 @@
+"""The memory file: safetensors with one JSON document in its metadata. docs/file-format.md describes it to the byte.
+
+Writing goes to a temporary file beside the target and is moved over it at the end, so that a crash or Ctrl-C leaves
+either the old file or the new one. Reading refuses what it does not understand or cannot trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ttmem.errors import MemoryFileError
+from ttmem.memory.layer import LayerMemory, WindowMemory
+from ttmem.memory.memory import Memory, MemoryInfo
+
+FORMAT_VERSION = 1
+METADATA_KEY = "ttmem"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def write_memory(memory: Memory, path: str | PathLike[str], *, keep_document: bool = True) -> None:
+    """Write `memory` to `path` atomically. Raises MemoryFileError when the folder cannot be written."""
+    tensors = _tensors(memory, keep_document)
+    header = {
+        "format_version": FORMAT_VERSION,
+        "document_length": memory.document_length,
+        "layers": [_describe(layer) for layer in memory.layers],
+        "info": asdict(memory.info),
+    }
+    header["checksum"] = checksum(header, tensors)
+    atomic_save(tensors, path, {METADATA_KEY: json.dumps(header)})
+
+
+def read_memory(path: str | PathLike[str], device: torch.device | str = "cpu") -> Memory:
+    """Read and verify a memory file; see `Memory.load`."""
+    header, tensors = _read(Path(path))
+    version = header.get("format_version")
+    if not isinstance(version, int) or version < 1:
+        raise MemoryFileError(f"{path}: format version {version!r} is not a number this ttmem knows")
+    if version > FORMAT_VERSION:
+        raise MemoryFileError(
+            f"{path}: format version {version} is newer than this ttmem reads ({FORMAT_VERSION}): upgrade ttmem"
+        )
+    stored = header.pop("checksum", None)
+    if stored != checksum(header, tensors):
+        raise MemoryFileError(
+            f"{path}: the checksum does not match: the file was altered or damaged; compact the document again"
+        )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise MemoryFileError(f"{path}: tensor {name!r} holds NaN or infinite values; compact the document again")
+    try:
+        layers = [_layer(i, description, tensors, device) for i, description in enumerate(header["layers"])]
+        info = MemoryInfo(**header["info"])
+        tokens = tensors.get("document.tokens")
+        return Memory(layers, int(header["document_length"]), info, tokens if tokens is None else tokens.long())
+    except (KeyError, TypeError, ValueError) as error:
+        raise MemoryFileError(f"{path}: the file's description does not fit its tensors ({error})") from error
+
+
+def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over the header (without its checksum) and every tensor's name, dtype, shape and bytes, by name."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def atomic_save(tensors: dict[str, Tensor], path: str | PathLike[str], metadata: dict[str, str]) -> None:
+    """Save tensors as safetensors so that `path` is at every moment either absent, the old file or the whole new one."""
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        os.close(handle)
+    except OSError as error:
+        raise MemoryFileError(f"cannot write {target}: {error.strerror}") from error
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except (OSError, SafetensorError) as error:
+        raise MemoryFileError(f"cannot write {target}: {error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _tensors(memory: Memory, keep_document: bool) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for index, layer in enumerate(memory.layers):
+        tensors[f"layers.{index}.keys"] = layer.keys.detach().cpu()
+        tensors[f"layers.{index}.values"] = layer.values.detach().cpu()
+        if isinstance(layer, LayerMemory):
+            tensors[f"layers.{index}.biases"] = layer.biases.detach().cpu()
+    if keep_document and memory.tokens is not None:
+        tensors["document.tokens"] = memory.tokens.to("cpu", torch.int32)
+    return tensors
+
+
+def _describe(layer: LayerMemory | WindowMemory) -> dict[str, Any]:
+    if isinstance(layer, LayerMemory):
+        return {"kind": "compacted", "lengths": list(layer.lengths), "unbiased": layer.unbiased}
+    return {"kind": "window", "window": layer.window}
+
+
+def _layer(
+    index: int, description: dict[str, Any], tensors: dict[str, Tensor], device: torch.device | str
+) -> LayerMemory | WindowMemory:
+    keys, values = (tensors[f"layers.{index}.{name}"].to(device) for name in ("keys", "values"))
+    if keys.dtype not in DTYPES:
+        raise ValueError(f"layer {index} has dtype {keys.dtype}")
+    if description["kind"] == "window":
+        return WindowMemory(keys, values, int(description["window"]))
+    if description["kind"] != "compacted":
+        raise ValueError(f"layer {index} is of unknown kind {description['kind']!r}")
+    biases = tensors[f"layers.{index}.biases"].to(device)
+    return LayerMemory(keys, values, biases, tuple(description["lengths"]), bool(description["unbiased"]))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise MemoryFileError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise MemoryFileError(f"{path}: not a ttmem memory, or cut short ({error})") from error
+    try:
+        header = json.loads(metadata[METADATA_KEY])
+        if not isinstance(header, dict):
+            raise TypeError
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise MemoryFileError(f"{path}: a safetensors file, but not a ttmem memory") from error
+    return header, tensors
