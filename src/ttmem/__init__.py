@@ -1,9 +1,9 @@
 """ttmem: test-time memory for transformers. A long document becomes a small memory, once, and answers any question.
 
-    model = ttmem.load_model()
-    memory = ttmem.compact(model, text, ratio=16)
-    memory.save("doc.ttmem")
-    ttmem.ask(model, ttmem.Memory.load("doc.ttmem"), ["Who wrote it?"])
+model = ttmem.load_model()
+memory = ttmem.compact(model, text, ratio=16)
+memory.save("doc.ttmem")
+ttmem.ask(model, ttmem.Memory.load("doc.ttmem"), ["Who wrote it?"])
 """
 
 from ttmem.compaction.api import compact

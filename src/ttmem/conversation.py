@@ -11,6 +11,10 @@ from ttmem.generation import stream_tokens
 from ttmem.memory import Memory
 from ttmem.models import Model
 
+FIRST_EXCHANGE = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
+"""Rendered before the real turns and cut off again: what a template puts before a first turn (a start token, a default
+system message) belongs before the document, and between document and question it costs small models their recall."""
+
 
 @dataclass
 class Conversation:
@@ -65,10 +69,21 @@ class Conversation:
                 self._keep(len(self.cached))
 
     def _render(self) -> list[int]:
-        ids = self.model.tokenizer.apply_chat_template(
-            self.messages, add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
-        return list(ids)
+        """The conversation as tokens, up to where the next reply begins."""
+        text = self._template(FIRST_EXCHANGE + self.messages)
+        opening = self._template(FIRST_EXCHANGE, add_generation_prompt=False)
+        if self.system is None and text.startswith(opening):
+            text = "\n\n" + text[len(opening) :]
+        else:
+            text = self._template(self.messages)
+        return list(self.model.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(
+            self.model.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        )
 
     def _cut_back(self, prompt: list[int]) -> None:
         """Drop cached tokens from the first that differs from `prompt` on; at least one token must be left to run."""

@@ -150,4 +150,3 @@ def cut_at_end(ids: list[int], ends: frozenset[int]) -> list[int]:
         if token in ends:
             return ids[: i + 1]
     return ids
-

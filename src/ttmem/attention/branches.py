@@ -49,10 +49,16 @@ def branch_attention(
 
 def merge_branches(memory: Branch, new: Branch) -> Branch:
     """The softmax over the entries of both branches, from what each contributes (paper eq. 5)."""
-    log_z = torch.logaddexp(memory.log_z, new.log_z)
-    memory_weight = torch.exp(memory.log_z - log_z).unsqueeze(-1)
-    new_weight = torch.exp(new.log_z - log_z).unsqueeze(-1)
-    return Branch(memory_weight * memory.output + new_weight * new.output, log_z)
+    return Branch(merge_outputs(memory, new), torch.logaddexp(memory.log_z, new.log_z))
+
+
+def merge_outputs(memory: Branch, new: Branch) -> Tensor:
+    """The output of `merge_branches` alone, in as few passes as a decode step wants.
+
+    exp(log Z_new - log Z) is sigmoid(log Z_new - log Z_mem), and the two weights sum to one.
+    """
+    new_weight = torch.sigmoid(new.log_z - memory.log_z).unsqueeze(-1)
+    return torch.lerp(memory.output, new.output, new_weight)
 
 
 def fold_queries(query: Tensor, num_kv_heads: int) -> Tensor:

@@ -65,7 +65,9 @@ def compact(
     Workspace(partial).discard()
     fidelity = memory.info.fidelity
     if as_json:
-        print_json({"memory": str(target), "bytes": memory.num_bytes(), "seconds": progress.seconds, **vars(memory.info)})
+        print_json(
+            {"memory": str(target), "bytes": memory.num_bytes(), "seconds": progress.seconds, **vars(memory.info)}
+        )
         return
     console = Console()
     document, budget = memory.info.document, memory.info.budget

@@ -70,10 +70,10 @@ def compact(
 ) -> Memory:
     """Turn a document into a small memory for one model, before any question is known.
 
-    Give the budget as a `ratio` (16 keeps one sixteenth; the default when neither is given) or as `tokens` per layer and
-    KV head. `preset` is quick, balanced or paper; `settings` overrides it. The memory carries its fidelity against the
-    full context on held-out generic prompts, unless `measure` is False. With `workdir`, finished steps are kept there and
-    `resume` goes on from them, with the same result; the folder is deleted at the end.
+    Give the budget as a `ratio` (16 keeps one sixteenth; the default when neither is given) or as `tokens` per layer
+    and KV head. `preset` is quick, balanced or paper; `settings` overrides it. The memory carries its fidelity against
+    the full context on held-out generic prompts, unless `measure` is False. With `workdir`, finished steps are kept in
+    that folder and `resume` goes on from them, with the same result; delete it once the memory is saved.
 
     Raises DocumentError (empty, too long), BudgetError (budget or preset), ResumeError (another run's workdir).
     """
@@ -99,4 +99,3 @@ def compact(
     if measure and memory is not prepared.full:
         memory.info.fidelity = asdict(measure_fidelity(model, prepared.full, memory, prepared.progress))
     return memory
-

@@ -24,7 +24,7 @@ CHECKPOINT_EVERY = 50
 def grouped_kl(logits: Tensor, top_ids: Tensor, top_logits: Tensor, log_z: Tensor) -> Tensor:
     """KL over the teacher's top tokens kept one by one plus one tail category, without renormalising (paper eq. 9).
 
-    logits [..., V] of the student; top_ids, top_logits [..., k] and vocabulary log-normalizer log_z [...] of the teacher.
+    logits [..., V]: the student's; the teacher's top_ids, top_logits [..., k] and vocabulary normalizer log_z [...].
     """
     logits = logits.float()
     student_log_z = logits.logsumexp(-1)
@@ -47,7 +47,9 @@ def distillation_loss(
     """
     steps = mask.sum(-1)
     kl = torch.where(mask, grouped_kl(logits, top_ids, top_logits, log_z), 0.0)
-    lm = torch.where(mask, torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), answers, reduction="none"), 0.0)
+    lm = torch.where(
+        mask, torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), answers, reduction="none"), 0.0
+    )
     return (kl.sum(-1) / steps).mean(), (lm.sum(-1) / steps).mean()
 
 

@@ -38,8 +38,8 @@ class Document:
         if limit is not None and len(ids) + ANSWER_ROOM > limit:
             raise DocumentError(
                 f"{name}: the document has {len(ids):,} tokens, and {model.name} reaches {limit:,} positions, of which "
-                f"{ANSWER_ROOM} are kept for questions and answers: shorten it to {limit - ANSWER_ROOM:,} tokens, split it, "
-                "or use a model with a longer context"
+                f"{ANSWER_ROOM} are kept for questions and answers: cut it to {limit - ANSWER_ROOM:,} tokens, split "
+                "it, or use a model with a longer context"
             )
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         return cls(name, digest, torch.tensor(ids))

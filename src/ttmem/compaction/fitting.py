@@ -22,14 +22,16 @@ from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.progress import Progress
 
 STD_FLOOR = 1e-4
+SMALLEST_SHARE = 1e-3
+"""The share of a query's mass that trained entries are assumed to carry at least."""
 
 
 @dataclass
 class FittingProblem:
     """All layers' pooled queries and targets: L layers, H heads, G queries per group, P positions, M trained entries.
 
-    queries [L, H, G, P, d]; target (full document) and preserved (frozen preservers) outputs [L, H, G, P, value_dim] and
-    log-normalizers [L, H, G, P]; output_std, log_z_std [L, H, G, 1]; keys, values [L, H, M, .], biases [L, H, M].
+    queries [L, H, G, P, d]; target (full document) and preserved (frozen preservers): outputs [L, H, G, P, value_dim]
+    and log-normalizers [L, H, G, P]; output_std, log_z_std [L, H, G, 1]; keys, values [L, H, M, .], biases [L, H, M].
     """
 
     queries: Tensor
@@ -65,6 +67,8 @@ def fit(
 ) -> tuple[list[LayerMemory | WindowMemory], list[list[float]]]:
     """Run stage 1 from the initial entries. Returns the layers, and the loss per layer at each update."""
     problem = fitting_problem(memory, selections, rollouts)
+    if settings.mass_start:
+        problem.biases = mass_biases(problem)
     parameters = [problem.keys, problem.values, problem.biases]
     for parameter in parameters:
         parameter.requires_grad_(True)
@@ -112,6 +116,20 @@ def fitting_problem(memory: Memory, selections: list[LayerSelection], rollouts: 
         biases=trained.new_zeros(trained.shape[:-1]),
         scales=torch.tensor(rollouts.scales, device=trained.device),
     )
+
+
+@torch.no_grad()
+def mass_biases(problem: FittingProblem) -> Tensor:
+    """Biases [L, H, M], one value per head, at which the trained entries carry the mass the preservers leave.
+
+    For a query, that mass is Z_full - Z_preserved, never negative, since preservers are part of the document; the bias
+    is the mean over the head's pooled queries of its logarithm against the entries' own log-normalizer.
+    """
+    queries = problem.queries.flatten(2, 3) * problem.scales.view(-1, 1, 1, 1)
+    latent = branch_attention(queries, problem.keys, problem.values, 1.0).log_z.view_as(problem.target.log_z)
+    kept = torch.exp(problem.preserved.log_z - problem.target.log_z).clamp(max=1.0 - SMALLEST_SHARE)
+    missing = problem.target.log_z + torch.log1p(-kept)
+    return (missing - latent).mean(dim=(2, 3)).unsqueeze(-1).expand(problem.biases.shape).clone()
 
 
 def _answer_pool(pool: QueryPool, layer: LayerMemory, scale: float) -> Branch:

@@ -1,4 +1,4 @@
-"""KVzip+: keep the entries with the highest reconstruction scores, untrained (Kim et al. 2025; Jegou & Jeblick 2026)."""
+"""KVzip+: keep the entries with the highest reconstruction scores, untrained (arXiv 2505.23416 and 2601.07891)."""
 
 from __future__ import annotations
 

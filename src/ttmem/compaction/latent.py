@@ -57,9 +57,7 @@ class LatentCompaction:
         if kept is not None:
             return self._memory(prepared, budget, _unpack(prepared.full, *kept))
         selections = self.selections(prepared, budget)
-        layers, _ = fit(
-            prepared.full, selections, prepared.rollouts, self.settings, self.seed, prepared.progress
-        )
+        layers, _ = fit(prepared.full, selections, prepared.rollouts, self.settings, self.seed, prepared.progress)
         prepared.workspace.save("stage1", *_pack(layers))
         return self._memory(prepared, budget, layers)
 
@@ -70,7 +68,9 @@ class LatentCompaction:
 def _pack(layers: list[LayerMemory | WindowMemory]) -> tuple[dict[str, Tensor], dict[str, list[list[int]]]]:
     compacted = [layer for layer in layers if isinstance(layer, LayerMemory)]
     tensors = {
-        f"{i}.{name}": getattr(layer, name) for i, layer in enumerate(compacted) for name in ("keys", "values", "biases")
+        f"{i}.{name}": getattr(layer, name)
+        for i, layer in enumerate(compacted)
+        for name in ("keys", "values", "biases")
     }
     return tensors, {"lengths": [list(layer.lengths) for layer in compacted]}
 
@@ -83,8 +83,8 @@ def _unpack(
     for layer in full.layers:
         if isinstance(layer, LayerMemory):
             device = layer.keys.device
-            parts = (tensors[f"{slot}.{name}"].to(device) for name in ("keys", "values", "biases"))
-            layer = LayerMemory(*parts, lengths=tuple(data["lengths"][slot]))
+            keys, values, biases = (tensors[f"{slot}.{name}"].to(device) for name in ("keys", "values", "biases"))
+            layer = LayerMemory(keys, values, biases, tuple(data["lengths"][slot]))
             slot += 1
         layers.append(layer)
     return layers

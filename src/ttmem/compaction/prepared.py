@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ttmem.compaction.document import Document
@@ -109,7 +108,8 @@ def _unpack(tensors: dict[str, Tensor], data: dict[str, Any], model: Model) -> R
         top_logits=tensors["top_logits"],
         log_z=tensors["log_z"],
         pools=[
-            QueryPool(*(on_device(f"pool.{i}.{name}") for name in ("queries", "outputs", "log_z"))) for i in range(count)
+            QueryPool(*(on_device(f"pool.{i}.{name}") for name in ("queries", "outputs", "log_z")))
+            for i in range(count)
         ],
         max_log_attention=[on_device(f"max_log_attention.{i}") for i in range(count)],
         scales=data["scales"],

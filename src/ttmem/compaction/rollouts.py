@@ -25,7 +25,7 @@ ROWS = 2048
 class QueryPool:
     """Post-rotary queries of one layer and what the full memory answers them.
 
-    queries [H*G, P, d] in the model's dtype; outputs [H*G, P, value_dim] and log_z [H*G, P] fp32, over the document only.
+    queries [H*G, P, d] in the model's dtype; outputs [H*G, P, value_dim] and log_z [H*G, P] fp32, over the document.
     """
 
     queries: Tensor
@@ -38,9 +38,10 @@ class Rollouts:
     """J prompts, the teacher's greedy answers, and the supervision both stages take from them.
 
     prompts, answers: token ids; an answer ends with the end token where the teacher ended.
-    top_ids, top_logits [J, T, k]: the teacher's top tokens per answer step; log_z [J, T]: its vocabulary log-normalizer.
-    pools: one per compacted layer, thinned; scales: the attention scale of each; max_log_attention: [H, N] per compacted layer, the maximum over all queries
-    of a head's group of the log softmax weight over the document (paper eq. 6, before thinning).
+    top_ids, top_logits [J, T, k]: the teacher's top tokens per answer step; log_z [J, T]: its vocabulary normalizer.
+    pools: one per compacted layer, thinned; scales: the attention scale of each.
+    max_log_attention: [H, N] per compacted layer, the maximum over all queries of a head's group (before thinning) of
+    the log softmax weight over the document (paper eq. 6).
     """
 
     prompts: list[list[int]]
@@ -143,7 +144,9 @@ class _Capture:
         self.scales[slot] = scale
         # A single query per sequence may arrive with its group on the query axis; the order of elements is the same.
         shape = (query.shape[0], self.layers[slot].num_heads, -1)
-        branch = Branch(from_memory.output.reshape(*shape, from_memory.output.shape[-1]), from_memory.log_z.reshape(shape))
+        branch = Branch(
+            from_memory.output.reshape(*shape, from_memory.output.shape[-1]), from_memory.log_z.reshape(shape)
+        )
         self.open[slot].append((query.reshape(*shape, query.shape[-1]), branch))
 
     def close_batch(self, mask: Tensor) -> None:

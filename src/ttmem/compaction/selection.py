@@ -90,4 +90,6 @@ def _with_latents(selection: LayerSelection) -> list[Tensor]:
 def gather_entries(layer: LayerMemory, positions: list[Tensor]) -> LayerMemory:
     """The layer with only the given document positions per head, biases zero."""
     heads = list(zip(layer.heads(), positions, strict=True))
-    return LayerMemory.from_heads([head[0][chosen] for head, chosen in heads], [head[1][chosen] for head, chosen in heads])
+    return LayerMemory.from_heads(
+        [head[0][chosen] for head, chosen in heads], [head[1][chosen] for head, chosen in heads]
+    )

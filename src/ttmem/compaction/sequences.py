@@ -27,7 +27,9 @@ class SequenceBatch:
     answer_mask: Tensor
 
 
-def batch_sequences(model: Model, document_length: int, prompts: list[list[int]], answers: list[list[int]]) -> SequenceBatch:
+def batch_sequences(
+    model: Model, document_length: int, prompts: list[list[int]], answers: list[list[int]]
+) -> SequenceBatch:
     """Pad prompts and (teacher-forced) answers into one batch. The padding changes no result."""
     width = max(map(len, prompts))
     steps = max(map(len, answers))

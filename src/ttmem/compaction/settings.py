@@ -34,15 +34,15 @@ class Budget:
             return cls(document_length, 1.0)
         if tokens < MIN_TOKENS:
             raise BudgetError(
-                f"the budget is {tokens} tokens per head for a document of {document_length}; at least {MIN_TOKENS} are "
-                f"needed: use a ratio of at most {document_length / MIN_TOKENS:.4g}, or more tokens"
+                f"the budget is {tokens} tokens per head for a document of {document_length}; at least {MIN_TOKENS} "
+                f"are needed: use a ratio of at most {document_length / MIN_TOKENS:.4g}, or more tokens"
             )
         return cls(tokens, document_length / tokens)
 
 
 @dataclass(frozen=True)
 class LatentSettings:
-    """Every constant of the method. The defaults are the paper's recipe; see docs/methods/latent-compaction.md."""
+    """Every constant of the method. The defaults are the paper's recipe (docs/methods/latent-compaction.md)."""
 
     rollouts: int = 480
     """Generic prompts answered by the teacher, of the 480 in `prompts.py`."""
@@ -56,6 +56,10 @@ class LatentSettings:
     """Part of the budget that goes to anchors and diversifiers; the rest are preservers."""
     anchor_fraction: float = 0.25
     """Part of those that are anchors."""
+    mass_start: bool = False
+    """Start the biases of anchors and diversifiers where a head's mass is right on average, instead of at zero (ours).
+    Early layers attend to the whole document: a few entries miss most of the mass, and biases of zero take a thousand
+    updates to get there."""
     pool: int = 4096
     """Query positions kept for stage 1, evenly thinned."""
     fit_updates: int = 1000
@@ -79,8 +83,8 @@ class LatentSettings:
 
 
 PRESETS = {
-    "quick": LatentSettings(rollouts=48, fit_updates=150, distill_updates=40),
-    "balanced": LatentSettings(rollouts=120, fit_updates=400, distill_updates=200),
+    "quick": LatentSettings(rollouts=48, mass_start=True, fit_updates=150, distill_updates=40),
+    "balanced": LatentSettings(rollouts=120, mass_start=True, fit_updates=400, distill_updates=200),
     "paper": LatentSettings(),
 }
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from ttmem.attention.branches import Branch, merge_branches
+from ttmem.attention.branches import Branch, merge_branches, merge_outputs
 from ttmem.attention.kernels import fast_attention
 from ttmem.attention.ragged import memory_attention
 from ttmem.errors import MemoryMismatchError
@@ -83,9 +83,10 @@ def _attend(
         attn_mask = attn_mask > torch.finfo(attn_mask.dtype).min / 2
     from_memory = memory_attention(query, memory, scale)
     from_new = fast_attention(query, keys, value, scale, mask=attn_mask, is_causal=is_causal)
+    if layer.observer is None:
+        return merge_outputs(from_memory, from_new).to(query.dtype)
     merged = merge_branches(from_memory, from_new)
-    if layer.observer is not None:
-        layer.observer(layer.index, query, scale, from_memory, merged)
+    layer.observer(layer.index, query, scale, from_memory, merged)
     return merged.output.to(query.dtype)
 
 
@@ -134,8 +135,8 @@ class MemoryLayer(CacheLayerMixin):
         found = (key_states.shape[1], key_states.shape[-1], value_states.shape[-1])
         if shape != found:
             raise MemoryMismatchError(
-                f"layer {self.index} of the memory has {shape[0]} KV heads with dimensions {shape[1:]}, the model's has "
-                f"{found[0]} with {found[1:]}: this memory was made for another model"
+                f"layer {self.index} of the memory has {shape[0]} KV heads with dimensions {shape[1:]}, the model's "
+                f"has {found[0]} with {found[1:]}: this memory was made for another model"
             )
         if key_states.shape[-2] == 0:
             raise MemoryMismatchError(
@@ -158,7 +159,7 @@ class MemoryLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget the new tokens; the document stays."""
-        self.keys = self.values = None
+        self.keys, self.values = None, None
         self.is_initialized = False
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -188,6 +189,9 @@ class MemoryLayer(CacheLayerMixin):
 class WindowLayer(DynamicSlidingWindowLayer):
     """A sliding-window layer that starts with the document's last window, the same for every sequence."""
 
+    keys: Tensor | None
+    values: Tensor | None
+
     def __init__(self, memory: WindowMemory, document_length: int) -> None:
         super().__init__(sliding_window=memory.window)
         self.memory = memory
@@ -202,7 +206,7 @@ class WindowLayer(DynamicSlidingWindowLayer):
 
     def reset(self) -> None:
         self.is_initialized = False
-        self.keys = self.values = None
+        self.keys, self.values = None, None
         self.cumulative_length = self.document_length
 
 
@@ -212,7 +216,9 @@ class MemoryCache(Cache):
     def __init__(self, memory: Memory, observer: Observer | None = None) -> None:
         length = memory.document_length
         layers = [
-            MemoryLayer(index, layer, length, observer) if isinstance(layer, LayerMemory) else WindowLayer(layer, length)
+            MemoryLayer(index, layer, length, observer)
+            if isinstance(layer, LayerMemory)
+            else WindowLayer(layer, length)
             for index, layer in enumerate(memory.layers)
         ]
         super().__init__(layers=layers)

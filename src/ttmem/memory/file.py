@@ -80,7 +80,7 @@ def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
 
 
 def atomic_save(tensors: dict[str, Tensor], path: str | PathLike[str], metadata: dict[str, str]) -> None:
-    """Save tensors as safetensors so that `path` is at every moment either absent, the old file or the whole new one."""
+    """Save tensors as safetensors; `path` is at every moment absent, the old file or the whole new one."""
     target = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,6 +64,14 @@ class LayerMemory:
     def is_uniform(self) -> bool:
         """Whether every head keeps the same, non-zero number of entries."""
         return self.lengths[0] > 0 and len(set(self.lengths)) == 1
+
+    @cached_property
+    def head_bias(self) -> Tensor:
+        """Biases as a mask over the layer's flat entries, [1, H, 1, total] fp32: a head sees its own slice only."""
+        owner = torch.repeat_interleave(torch.arange(self.num_heads), torch.tensor(self.lengths))
+        own = owner == torch.arange(self.num_heads).unsqueeze(-1)
+        hidden = torch.finfo(torch.float32).min
+        return torch.where(own.to(self.biases.device), self.biases, hidden).view(1, self.num_heads, 1, -1)
 
     def heads(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Views of (keys [n_h, d], values [n_h, value_dim], biases [n_h] or None where all are zero) per head."""

@@ -72,8 +72,9 @@ class Memory:
         the length already cached from the mask, so it must be N + T wide. Where a conversation goes on in a cache, pass
         the cache too: what it holds is covered as well.
         """
-        if isinstance(question_ids, Mapping):
-            question_ids, attention_mask = question_ids["input_ids"], question_ids.get("attention_mask", attention_mask)
+        if not isinstance(question_ids, Tensor):
+            attention_mask = question_ids.get("attention_mask", attention_mask)
+            question_ids = question_ids["input_ids"]
         if question_ids.dim() == 1:
             question_ids = question_ids.unsqueeze(0)
         if attention_mask is None:

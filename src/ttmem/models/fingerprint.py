@@ -31,7 +31,9 @@ def fingerprint_model(network: PreTrainedModel) -> str:
     in bf16 has one fingerprint, and a fine-tuned one, whose weights differ everywhere, another.
     """
     config = network.config.get_text_config(decoder=True).to_dict()
-    digest = hashlib.sha256(json.dumps({key: config.get(key) for key in CONFIG_KEYS}, sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(
+        json.dumps({key: config.get(key) for key in CONFIG_KEYS}, sort_keys=True, default=str).encode()
+    )
     for name, weight in sorted(network.state_dict().items()):
         flat = weight.detach().reshape(-1)
         step = max(1, flat.numel() // SAMPLES)

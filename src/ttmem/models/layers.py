@@ -36,11 +36,13 @@ def output_projection(attention: nn.Module) -> nn.Linear:
         projection = getattr(attention, name, None)
         if isinstance(projection, nn.Linear):
             return projection
-    raise ModelError(f"{type(attention).__name__} has no output projection named one of {', '.join(OUTPUT_PROJECTIONS)}")
+    raise ModelError(
+        f"{type(attention).__name__} has no output projection named one of {', '.join(OUTPUT_PROJECTIONS)}"
+    )
 
 
 def describe_layers(network: PreTrainedModel) -> list[AttentionLayer]:
-    """The attention layers of a decoder, in order. Raises ModelError, naming the architecture, where one cannot work."""
+    """The attention layers of a decoder, in order. Raises ModelError, naming the architecture that cannot work."""
     architecture = type(network).__name__
     config = network.config.get_text_config(decoder=True)
     if network.config.is_encoder_decoder:
@@ -70,16 +72,16 @@ def describe_layers(network: PreTrainedModel) -> list[AttentionLayer]:
         )
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    return [
-        AttentionLayer(i, modules[i], windows[i], num_heads, num_kv_heads) for i in range(config.num_hidden_layers)
-    ]
+    return [AttentionLayer(i, modules[i], windows[i], num_heads, num_kv_heads) for i in range(config.num_hidden_layers)]
 
 
 def _attention_modules(network: PreTrainedModel) -> dict[int, nn.Module]:
     found: dict[int, nn.Module] = {}
     for module in network.modules():
         index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and any(isinstance(getattr(module, name, None), nn.Linear) for name in OUTPUT_PROJECTIONS):
+        if isinstance(index, int) and any(
+            isinstance(getattr(module, name, None), nn.Linear) for name in OUTPUT_PROJECTIONS
+        ):
             found[index] = module
     return found
 
@@ -103,9 +105,11 @@ def verify_attention(network: PreTrainedModel) -> None:
         layers = full_memory_layers(network, ids[:, :cut], chunk=cut)
         memory = Memory(layers, cut, MemoryInfo("full", {}, {}, {}))
         mask = torch.ones_like(ids)
-        found = network(
-            input_ids=ids[:, cut:], attention_mask=mask, **{cache_keyword(network): memory.cache()}
-        ).logits[0].float()
+        found = (
+            network(input_ids=ids[:, cut:], attention_mask=mask, **{cache_keyword(network): memory.cache()})
+            .logits[0]
+            .float()
+        )
     except ModelError:
         raise
     except Exception as error:

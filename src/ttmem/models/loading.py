@@ -34,7 +34,7 @@ def load_model(
     """Load a decoder for compaction and answering.
 
     name: a hub id, a folder, a `.gguf` file, or None for the bundled SmolLM2-135M-Instruct.
-    dtype: "auto" (bf16 where the hardware computes in it and is faster so, else fp32), "float32", "bfloat16", "float16".
+    dtype: "auto" (bf16 where the hardware has it and is faster so, else fp32), "float32", "bfloat16" or "float16".
     device: "cpu", "cuda", ...; by default a GPU where there is one.
     Raises ModelError when the model is not there, cannot be read, or cannot carry a memory.
     """
@@ -68,9 +68,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ttmem"
 
 
-def _load_pretrained(
-    name: str, dtype: torch.dtype
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = AutoTokenizer.from_pretrained(name)
     network = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa")
     return network, tokenizer

@@ -1,0 +1,57 @@
+"""What the benchmark scripts share: how a result is recorded."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttmem.versions import versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """The machine that absolute figures belong to."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def record(name: str, figures: Any, seed: int | None = None) -> None:
+    """Write `results/<name>.json` with command, versions, machine, date and seed beside the figures; print it."""
+    RESULTS.mkdir(exist_ok=True)
+    result = {
+        "command": "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+        "seed": seed,
+        "figures": figures,
+    }
+    text = json.dumps(result, indent=1)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+    print(text)
+
+
+def filler_text(tokens: int, encode: Any) -> str:
+    """Prose of at least `tokens` tokens, cut to them: the demo document, repeated with numbered headings."""
+    from ttmem.demo import document
+
+    part, text, count = document(), "", 0
+    while len(encode(text)) < tokens:
+        count += 1
+        text += f"\n\nCopy {count}\n\n{part}"
+    return text

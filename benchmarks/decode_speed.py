@@ -1,0 +1,110 @@
+"""Tokens per second with the full cache, the memory, and an empty context, side by side.
+
+    python benchmarks/decode_speed.py [--lengths 4096 8192] [--ratio 16] [--rounds 7]
+
+The memory is selected, not trained: training changes numbers, not shapes. "full (transformers)" is the same context
+in transformers' own DynamicCache; "full" is ttmem's full memory. Systems are interleaved; figures are medians over
+rounds and their quartiles, ratios are of the rounds' pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+
+import torch
+from common import filler_text, record
+from transformers import DynamicCache
+
+import ttmem
+from ttmem.compaction.document import Document
+from ttmem.compaction.kvzip_plus import KVzipPlus
+from ttmem.compaction.prepared import Prepared
+from ttmem.compaction.settings import Budget
+from ttmem.memory import Memory
+from ttmem.models import Model
+
+STEPS = 24
+PROMPT = "\n\nQuestion: What is this?\nAnswer:"
+
+
+@torch.inference_mode()
+def step_seconds(model: Model, cache: object, position: int, batch: int) -> float:
+    """Median seconds of a greedy decode step behind `cache`, after a short prompt."""
+    ids = torch.tensor([model.encode(PROMPT)] * batch)
+    seconds = []
+    for _ in range(STEPS + 1):
+        positions = torch.arange(position, position + ids.shape[1]).expand(batch, -1)
+        start = time.perf_counter()
+        logits = model.forward(ids, cache, position_ids=positions, logits_to_keep=1).logits
+        position += ids.shape[1]
+        ids = logits[:, -1:].argmax(-1)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def transformers_cache(model: Model, ids: torch.Tensor) -> DynamicCache:
+    cache = DynamicCache(config=model.network.config)
+    with torch.inference_mode():
+        for part in ids.split(1024):
+            model.forward(part.unsqueeze(0), cache, logits_to_keep=1)
+    return cache
+
+
+def measure(model: Model, length: int, ratio: float, rounds: int, batch: int) -> dict[str, object]:
+    ids = torch.tensor(model.encode(filler_text(length, model.encode)))[:length]
+    document = Document("filler", "", ids)
+    prepared = Prepared(model, document)
+    memory: Memory = KVzipPlus()(prepared, Budget.of(length, ratio))
+    plain = transformers_cache(model, ids)
+    systems = {
+        "empty": lambda: (DynamicCache(config=model.network.config), 0),
+        "memory": lambda: (memory.cache(), length),
+        "full": lambda: (prepared.full.cache(), length),
+    }
+    if batch == 1:
+        systems["full (transformers)"] = lambda: (copy.deepcopy(plain), length)
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, make in systems.items():
+            seconds[name].append(step_seconds(model, *make(), batch))
+    empty = seconds["empty"]
+    return {
+        "length": length,
+        "batch": batch,
+        "ratio": ratio,
+        "bytes": {"memory": memory.num_bytes(), "full": prepared.full.num_bytes()},
+        "ms_per_step": {name: spread([1e3 * s for s in values]) for name, values in seconds.items()},
+        "tokens_per_second": {name: batch / statistics.median(values) for name, values in seconds.items()},
+        "time_relative_to_empty": {
+            name: spread([s / e for s, e in zip(values, empty, strict=True)]) for name, values in seconds.items()
+        },
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "q1": low, "q3": high}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 7680])
+    parser.add_argument("--ratio", type=float, default=16)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    arguments = parser.parse_args()
+    model = ttmem.load_model(arguments.model)
+    figures = [
+        measure(model, length, arguments.ratio, arguments.rounds, batch)
+        for length in arguments.lengths
+        for batch in arguments.batches
+    ]
+    record("decode_speed", figures)
+
+
+if __name__ == "__main__":
+    main()
