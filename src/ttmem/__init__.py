@@ -6,8 +6,11 @@ memory.save("doc.ttmem")
 ttmem.ask(model, ttmem.Memory.load("doc.ttmem"), ["Who wrote it?"])
 """
 
-from ttmem.compaction.api import compact
-from ttmem.compaction.settings import PRESETS, LatentSettings
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ttmem.errors import (
     BudgetError,
     DocumentError,
@@ -17,12 +20,39 @@ from ttmem.errors import (
     ResumeError,
     TtmemError,
 )
-from ttmem.evaluation.fidelity import Fidelity, measure_fidelity
-from ttmem.generation import ask, stream
-from ttmem.memory import Memory
-from ttmem.models import Model, load_model
 from ttmem.progress import ConsoleProgress, Progress
 from ttmem.versions import version_of
+
+if TYPE_CHECKING:
+    from ttmem.compaction.api import compact
+    from ttmem.compaction.settings import PRESETS, LatentSettings
+    from ttmem.evaluation.fidelity import Fidelity, measure_fidelity
+    from ttmem.generation import ask, stream
+    from ttmem.memory import Memory
+    from ttmem.models import Model, load_model
+
+_LATE = {
+    "compact": "compaction.api",
+    "PRESETS": "compaction.settings",
+    "LatentSettings": "compaction.settings",
+    "Fidelity": "evaluation.fidelity",
+    "measure_fidelity": "evaluation.fidelity",
+    "ask": "generation",
+    "stream": "generation",
+    "Memory": "memory",
+    "Model": "models",
+    "load_model": "models",
+}
+"""Names whose modules import torch and transformers: loaded when first used, so that `ttmem --help` is instant."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    globals()[name] = value
+    return value
+
 
 __version__ = version_of("ttmem")
 

@@ -70,12 +70,12 @@ class Conversation:
 
     def _render(self) -> list[int]:
         """The conversation as tokens, up to where the next reply begins."""
-        text = self._template(FIRST_EXCHANGE + self.messages)
-        opening = self._template(FIRST_EXCHANGE, add_generation_prompt=False)
-        if self.system is None and text.startswith(opening):
-            text = "\n\n" + text[len(opening) :]
-        else:
-            text = self._template(self.messages)
+        text = self._template(self.messages)
+        if self.system is None:
+            opening = self._template(FIRST_EXCHANGE, add_generation_prompt=False)
+            behind = self._template(FIRST_EXCHANGE + self.messages)
+            if behind.startswith(opening):
+                text = "\n\n" + behind[len(opening) :]
         return list(self.model.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -99,10 +99,8 @@ class Conversation:
         return int(self.cache.get_seq_length()) - self.memory.document_length
 
     def _keep(self, count: int) -> None:
-        """Cut the cache back to its first `count` new tokens; a cache with windows, which forgets, starts anew."""
+        """Cut the cache back to its first `count` new tokens."""
         drop = self._cache_length() - count
-        if drop and len(self.memory.compacted) < len(self.memory.layers):
-            self.cache, count = self.memory.cache(), 0
-        elif drop:
+        if drop:
             self.cache.crop(-drop)
         self.cached = self.cached[:count]

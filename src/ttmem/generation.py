@@ -116,7 +116,7 @@ def until_line_end(pieces: Generator[str, None, Any]) -> Iterator[str]:
 def first_line(text: str) -> str:
     """The first line that is not blank, without the white space around it."""
     stripped = text.strip()
-    return stripped.splitlines()[0].strip() if stripped else ""
+    return stripped.partition("\n")[0].strip()
 
 
 def greedy_answers(model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:

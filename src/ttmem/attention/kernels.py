@@ -25,11 +25,12 @@ def fast_attention(
 
     `bias` broadcasts to [B, 1, Q, n]; `mask` is boolean and broadcasts likewise; `is_causal` needs Q == n and no mask.
     """
+    wants_grad = any(t is not None and t.requires_grad for t in (query, keys, values, bias))
     flash = (
         query.device.type == "cpu"
         and keys.shape[-1] == values.shape[-1]
         and keys.dtype == query.dtype == values.dtype
-        and not (torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad or values.requires_grad))
+        and not (torch.is_grad_enabled() and wants_grad)
     )
     if flash:
         return _flash_cpu(query, keys, values, scale, _additive(query, keys, bias, mask), is_causal)

@@ -26,7 +26,7 @@ def memory_attention(query: Tensor, memory: LayerMemory, scale: float) -> Branch
     """The memory's branch of the softmax for post-rotary queries [B, H*G, T, d]; output [B, H*G, T, value_dim]."""
     batch, _, length, dim = query.shape
     folded = fold_queries(query, memory.num_heads)
-    if torch.is_grad_enabled() and (query.requires_grad or memory.keys.requires_grad):
+    if torch.is_grad_enabled() and (query.requires_grad or memory.requires_grad):
         branch = plain_memory_attention(folded, memory, scale)
     elif memory.is_uniform:
         branch = _uniform(folded, memory, scale)

@@ -43,6 +43,8 @@ def compact(
     target = output or file.with_suffix(".ttmem")
     if not target.parent.is_dir():
         raise MemoryFileError(f"cannot write {target}: the folder {target.parent} does not exist")
+    if target.exists() and target.samefile(file):
+        raise MemoryFileError(f"the memory would overwrite the document {file}: name another file with --output")
     partial = target.with_name(target.name + ".partial")
     network = load_model(model, dtype)
     progress = ConsoleProgress()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ttmem.cli.common import JSON_OPTION, MEMORY_ARGUMENT, megabytes, print_json
-from ttmem.memory import Memory
-from ttmem.memory.layer import LayerMemory
+
+if TYPE_CHECKING:
+    from ttmem.memory import Memory
 
 SHADES = " ▁▂▃▄▅▆▇█"
 MAX_HEADS = 64
@@ -23,6 +25,9 @@ def info(memory: Path = MEMORY_ARGUMENT, as_json: bool = JSON_OPTION) -> None:
 
     Example: ttmem info handbook.ttmem
     """
+    from ttmem.memory import Memory
+    from ttmem.memory.layer import LayerMemory
+
     loaded = Memory.load(memory)
     if as_json:
         lengths = [list(layer.lengths) if isinstance(layer, LayerMemory) else None for layer in loaded.layers]
@@ -92,6 +97,8 @@ def picture(memory: Memory) -> Text:
 
 
 def _bar(layer: object, head: int, longest: int) -> str:
+    from ttmem.memory.layer import LayerMemory
+
     if not isinstance(layer, LayerMemory):
         return "~"
     if head >= layer.num_heads:

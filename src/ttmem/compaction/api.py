@@ -82,7 +82,9 @@ def compact(
     chosen = settings or preset_settings(preset)
     document = Document.of(model, text, name)
     budget = Budget.of(document.length, ratio, tokens)
-    compaction = make_method(method if budget.tokens < document.length else "full", chosen, seed)
+    compaction = make_method(method, chosen, seed)
+    if budget.tokens >= document.length:
+        compaction = FullMemory()
     identity = {
         "document": document.sha256,
         "model": model.identity(),

@@ -33,6 +33,8 @@ class Document:
         """
         if not text.strip():
             raise DocumentError(f"{name}: the document is empty")
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            raise DocumentError(f"{name}: not valid text: it holds a lone surrogate, which no encoding can write")
         ids = model.encode(text)
         limit = model.max_positions
         if limit is not None and len(ids) + ANSWER_ROOM > limit:
@@ -41,7 +43,7 @@ class Document:
                 f"{ANSWER_ROOM} are kept for questions and answers: cut it to {limit - ANSWER_ROOM:,} tokens, split "
                 "it, or use a model with a longer context"
             )
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(text.encode()).hexdigest()
         return cls(name, digest, torch.tensor(ids))
 
     @property

@@ -30,7 +30,7 @@ class LatentCompaction:
         kept = workspace.load("stage2")
         state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
         if self.settings.distill_updates == 0:
-            return fitted
+            return fitted.to(dtype=prepared.full.dtype)
         memory, _ = distill(
             prepared.model,
             fitted,

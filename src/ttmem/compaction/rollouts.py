@@ -175,10 +175,8 @@ def thin(parts: list[QueryPool], size: int) -> QueryPool:
         torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("queries", "outputs", "log_z")
     )
     total = queries.shape[1]
-    if total <= size:
-        return QueryPool(queries, outputs, log_z)
-    keep = torch.linspace(0, total - 1, size, dtype=torch.float64, device=queries.device).round().long()
-    return QueryPool(queries[:, keep], outputs[:, keep], log_z[:, keep])
+    keep = torch.linspace(0, total - 1, min(size, total), dtype=torch.float64, device=queries.device).round().long()
+    return QueryPool(*(part[:, keep].contiguous() for part in (queries, outputs, log_z)))
 
 
 def max_log_attention(pool: QueryPool, layer: LayerMemory, scale: float) -> Tensor:

@@ -73,6 +73,22 @@ class LatentSettings:
     clip: float = 1.0
     """Stage-2 gradients are clipped to this norm."""
 
+    def __post_init__(self) -> None:
+        """Raise BudgetError for a value outside its range, before any computing."""
+        for name in ("rollouts", "rollout_tokens", "top_k", "replay_chunk", "pool", "fit_positions", "distill_batch"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("fit_updates", "distill_updates"):
+            self._require(name, getattr(self, name) >= 0, "at least 0")
+        for name in ("fit_lr", "distill_lr", "clip"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("latent_fraction", "anchor_fraction"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        self._require("rollouts", self.rollouts <= 480, "at most 480")
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise BudgetError(f"the setting {name} is {getattr(self, name)}; it must be {wanted}")
+
     def latents(self, budget: Budget) -> int:
         """Anchors and diversifiers per head: M = B/4 by default, at least one."""
         return max(1, int(budget.tokens * self.latent_fraction))

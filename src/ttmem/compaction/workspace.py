@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ttmem.errors import MemoryFileError, ResumeError
-from ttmem.memory.file import atomic_save
+from ttmem.memory.file import atomic_save, checksum
 
 
 @dataclass
@@ -34,9 +34,11 @@ class Workspace:
         if folder is None:
             return workspace
         stamp = folder / "key"
-        if folder.exists() and not resume:
-            workspace.discard()
         try:
+            if folder.is_dir() and not stamp.exists() and any(folder.iterdir()):
+                raise ResumeError(f"{folder} holds other files than ttmem's partial work: name another folder")
+            if folder.is_dir() and not resume:
+                workspace.discard()
             folder.mkdir(parents=True, exist_ok=True)
             if stamp.exists() and stamp.read_text() != key:
                 raise ResumeError(
@@ -55,8 +57,13 @@ class Workspace:
         path = self.folder / f"{step}.safetensors"
         try:
             with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-                return tensors, json.loads((file.metadata() or {})["data"])
+                # cloned: products round differently where a tensor starts at an odd address of the file
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+                metadata = file.metadata() or {}
+            data = json.loads(metadata["data"])
+            if metadata["checksum"] != checksum(data, tensors):
+                raise ValueError("the checksum does not match")
+            return tensors, data
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ResumeError(f"{path} is damaged ({error}): delete {self.folder} and start over") from error
 
@@ -64,9 +71,13 @@ class Workspace:
         """Keep a finished step, atomically."""
         if self.folder is not None:
             cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-            atomic_save(cpu, self.folder / f"{step}.safetensors", {"data": json.dumps(data)})
+            metadata = {"data": json.dumps(data), "checksum": checksum(data, cpu)}
+            atomic_save(cpu, self.folder / f"{step}.safetensors", metadata)
 
     def discard(self) -> None:
-        """Delete the folder."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete what was kept, and the folder where nothing else is in it."""
+        if self.folder is not None and self.folder.is_dir():
+            for path in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*.tmp"), self.folder / "key"):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.folder.rmdir()

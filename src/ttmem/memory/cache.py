@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ttmem.attention.branches import Branch, merge_branches, merge_outputs
 from ttmem.attention.kernels import fast_attention
@@ -81,7 +81,10 @@ def _attend(
     memory = layer.memory_for(query)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = attn_mask > torch.finfo(attn_mask.dtype).min / 2
-    from_memory = memory_attention(query, memory, scale)
+    if isinstance(memory, WindowMemory):
+        from_memory = _window_attention(query, memory, scale, attn_mask, is_causal, keys.shape[-2])
+    else:
+        from_memory = memory_attention(query, memory, scale)
     from_new = fast_attention(query, keys, value, scale, mask=attn_mask, is_causal=is_causal)
     if layer.observer is None:
         return merge_outputs(from_memory, from_new).to(query.dtype)
@@ -90,13 +93,31 @@ def _attend(
     return merged.output.to(query.dtype)
 
 
+def _window_attention(
+    query: Tensor, memory: WindowMemory, scale: float, mask: Tensor | None, is_causal: bool, new_length: int
+) -> Branch:
+    """The document's part of a sliding window: where v new tokens are visible, its last `window - v` entries are."""
+    if mask is not None:
+        seen: Tensor | int = mask.sum(dim=-1, keepdim=True)
+    elif is_causal:
+        seen = torch.arange(1, new_length + 1, device=query.device).view(1, 1, -1, 1)
+    else:
+        seen = new_length
+    length = memory.keys.shape[1]
+    visible = torch.arange(length, 0, -1, device=query.device) <= memory.window - seen
+    keys, values = (t.expand(query.shape[0], -1, -1, -1) for t in (memory.keys, memory.values))
+    return fast_attention(query, keys, values, scale, mask=visible.view((1,) * (4 - visible.dim()) + visible.shape))
+
+
 class MemoryLayer(CacheLayerMixin):
     """A compacted layer: the memory, shared by all sequences and never written, and the new tokens' own K and V."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, index: int, memory: LayerMemory, document_length: int, observer: Observer | None = None) -> None:
+    def __init__(
+        self, index: int, memory: LayerMemory | WindowMemory, document_length: int, observer: Observer | None = None
+    ) -> None:
         super().__init__()
         self.index = index
         self.memory = memory
@@ -105,7 +126,7 @@ class MemoryLayer(CacheLayerMixin):
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
-    def memory_for(self, query: Tensor) -> LayerMemory:
+    def memory_for(self, query: Tensor) -> LayerMemory | WindowMemory:
         """The memory on the query's device and in its dtype, converted once; trainable memories stay as they are."""
         if not self.memory.keys.requires_grad:
             self.memory = self.memory.to(query.device, query.dtype)
@@ -138,14 +159,14 @@ class MemoryLayer(CacheLayerMixin):
                 f"layer {self.index} of the memory has {shape[0]} KV heads with dimensions {shape[1:]}, the model's "
                 f"has {found[0]} with {found[1:]}: this memory was made for another model"
             )
-        if key_states.shape[-2] == 0:
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The mask covers the new tokens only; they start at the document's length."""
+        if query_length == 0:
             raise MemoryMismatchError(
                 "the model was run on no tokens: generate() cuts the document's tokens off its inputs, and these held "
                 "only the question. Pass model.generate(**memory.inputs(question_ids), past_key_values=memory.cache())"
             )
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The mask covers the new tokens only; they start at the document's length."""
         return self.new_length + query_length, self.document_length
 
     def get_seq_length(self) -> int:
@@ -186,28 +207,17 @@ class MemoryLayer(CacheLayerMixin):
             self.values = self.values.index_select(0, indices.to(self.values.device))
 
 
-class WindowLayer(DynamicSlidingWindowLayer):
-    """A sliding-window layer that starts with the document's last window, the same for every sequence."""
+class WindowLayer(MemoryLayer):
+    """A sliding-window layer behind the document's last window, which all sequences share.
 
-    keys: Tensor | None
-    values: Tensor | None
+    It keeps the new tokens apart from the window, as a compacted layer does: between the two lies the padding of
+    left-padded sequences, which must not count as distance.
+    """
 
-    def __init__(self, memory: WindowMemory, document_length: int) -> None:
-        super().__init__(sliding_window=memory.window)
-        self.memory = memory
-        self.document_length = document_length
-        self.cumulative_length = document_length
+    is_sliding = True
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        window = self.memory.to(key_states.device, key_states.dtype)
-        self.keys = window.keys.expand(key_states.shape[0], -1, -1, -1)
-        self.values = window.values.expand(key_states.shape[0], -1, -1, -1)
-
-    def reset(self) -> None:
-        self.is_initialized = False
-        self.keys, self.values = None, None
-        self.cumulative_length = self.document_length
+    def __init__(self, index: int, memory: WindowMemory, document_length: int) -> None:
+        super().__init__(index, memory, document_length)
 
 
 class MemoryCache(Cache):
@@ -218,7 +228,14 @@ class MemoryCache(Cache):
         layers = [
             MemoryLayer(index, layer, length, observer)
             if isinstance(layer, LayerMemory)
-            else WindowLayer(layer, length)
+            else WindowLayer(index, layer, length)
             for index, layer in enumerate(memory.layers)
         ]
         super().__init__(layers=layers)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        if layer_idx >= len(self.layers):
+            raise MemoryMismatchError(
+                f"the model has more layers than the memory's {len(self.layers)}: it was made for another model"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)

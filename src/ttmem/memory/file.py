@@ -64,9 +64,25 @@ def read_memory(path: str | PathLike[str], device: torch.device | str = "cpu") -
         layers = [_layer(i, description, tensors, device) for i, description in enumerate(header["layers"])]
         info = MemoryInfo(**header["info"])
         tokens = tensors.get("document.tokens")
-        return Memory(layers, int(header["document_length"]), info, tokens if tokens is None else tokens.long())
+        _check(layers, info, header["document_length"], tokens)
+        return Memory(layers, header["document_length"], info, tokens if tokens is None else tokens.long())
     except (KeyError, TypeError, ValueError) as error:
         raise MemoryFileError(f"{path}: the file's description does not fit its tensors ({error})") from error
+
+
+def _check(layers: list[LayerMemory | WindowMemory], info: MemoryInfo, length: int, tokens: Tensor | None) -> None:
+    """What must hold between the parts of a file. Raises ValueError or KeyError."""
+    if type(length) is not int or length < 1:
+        raise ValueError(f"the document length is {length!r}")
+    if not any(isinstance(layer, LayerMemory) for layer in layers):
+        raise ValueError("there is no compacted layer")
+    needed = {"model": ("name", "architecture", "fingerprint", "tokenizer"), "document": ("name", "tokens")}
+    for part, keys in needed.items():
+        for key in keys:
+            if key not in dict(getattr(info, part)):
+                raise KeyError(f"{part}.{key}")
+    if tokens is not None and (tokens.shape != (length,) or bool((tokens < 0).any())):
+        raise ValueError(f"the document's tokens are not {length} token ids")
 
 
 def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -75,7 +91,7 @@ def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
 
 
@@ -127,13 +143,15 @@ def _layer(
     index: int, description: dict[str, Any], tensors: dict[str, Tensor], device: torch.device | str
 ) -> LayerMemory | WindowMemory:
     keys, values = (tensors[f"layers.{index}.{name}"].to(device) for name in ("keys", "values"))
-    if keys.dtype not in DTYPES:
-        raise ValueError(f"layer {index} has dtype {keys.dtype}")
+    if keys.dtype not in DTYPES or values.dtype != keys.dtype:
+        raise ValueError(f"layer {index} has keys of {keys.dtype} and values of {values.dtype}")
     if description["kind"] == "window":
         return WindowMemory(keys, values, int(description["window"]))
     if description["kind"] != "compacted":
         raise ValueError(f"layer {index} is of unknown kind {description['kind']!r}")
     biases = tensors[f"layers.{index}.biases"].to(device)
+    if biases.dtype != torch.float32:
+        raise ValueError(f"layer {index} has biases of {biases.dtype}")
     return LayerMemory(keys, values, biases, tuple(description["lengths"]), bool(description["unbiased"]))
 
 
@@ -143,7 +161,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            # cloned: products round differently where a tensor starts at an odd address of the file
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
         raise MemoryFileError(f"{path}: not a ttmem memory, or cut short ({error})") from error
     try:

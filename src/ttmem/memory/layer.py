@@ -26,6 +26,10 @@ class LayerMemory:
     offsets: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not self.lengths or not all(type(length) is int and length >= 0 for length in self.lengths):
+            raise ValueError(f"lengths are {self.lengths}; each head needs a number of entries, none below 0")
+        if self.keys.dim() != 2 or self.values.dim() != 2 or self.biases.dim() != 1:
+            raise ValueError("keys and values need two axes and biases one")
         total = sum(self.lengths)
         if not (self.keys.shape[0] == self.values.shape[0] == self.biases.shape[0] == total):
             raise ValueError(
@@ -54,6 +58,11 @@ class LayerMemory:
     @property
     def num_heads(self) -> int:
         return len(self.lengths)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any part of it trains."""
+        return any(part.requires_grad for part in (self.keys, self.values, self.biases))
 
     @property
     def total(self) -> int:
@@ -97,6 +106,12 @@ class WindowMemory:
     keys: Tensor
     values: Tensor
     window: int
+
+    def __post_init__(self) -> None:
+        if self.keys.dim() != 3 or self.values.dim() != 3 or self.keys.shape[:2] != self.values.shape[:2]:
+            raise ValueError(f"window keys {tuple(self.keys.shape)} and values {tuple(self.values.shape)} do not fit")
+        if self.keys.shape[1] >= self.window:
+            raise ValueError(f"a window of {self.window} cannot hold {self.keys.shape[1]} entries before a new token")
 
     @property
     def num_heads(self) -> int:

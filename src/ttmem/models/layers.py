@@ -49,6 +49,8 @@ def describe_layers(network: PreTrainedModel) -> list[AttentionLayer]:
         raise ModelError(f"{architecture} is an encoder-decoder; ttmem compacts the cache of decoder-only models")
     if not getattr(network, "_supports_sdpa", False):
         raise ModelError(f"{architecture} does not support 'sdpa' attention, through which ttmem reaches the cache")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ModelError(f"{architecture} caps its attention scores, which 'sdpa' attention leaves out")
     modules = _attention_modules(network)
     cache = DynamicCache(config=config)
     windows: list[int | None] = [None] * config.num_hidden_layers

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ttmem.errors import ModelError
@@ -46,7 +47,7 @@ def load_model(
             network, tokenizer = _load_gguf(source, resolved)
         else:
             network, tokenizer = _load_pretrained(str(name), resolved)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ModelError(f"cannot load the model {str(source)!r}: {str(error).strip().splitlines()[0]}") from error
     label = "SmolLM2-135M-Instruct (bundled)" if name is None else str(name)
     return Model(network.to(device), tokenizer, name=label)
