@@ -99,8 +99,8 @@ class LatentSettings:
 
 
 PRESETS = {
-    "quick": LatentSettings(rollouts=48, mass_start=True, fit_updates=150, distill_updates=40),
-    "balanced": LatentSettings(rollouts=120, mass_start=True, fit_updates=400, distill_updates=200),
+    "quick": LatentSettings(rollouts=48, mass_start=True, fit_updates=400, distill_updates=40),
+    "balanced": LatentSettings(rollouts=120, mass_start=True, fit_updates=1000, distill_updates=200),
     "paper": LatentSettings(),
 }
 
