@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ONE_CALL_ELEMENTS = 250_000
 """Up to this many query-entry-channel products per head, one masked call costs less than a call per head."""
 
+MASK_SHARE = 0.08
+"""The mask of that one call may take this part of the entries' own bytes."""
+
 
 def memory_attention(query: Tensor, memory: LayerMemory, scale: float) -> Branch:
     """The memory's branch of the softmax for post-rotary queries [B, H*G, T, d]; output [B, H*G, T, value_dim]."""
@@ -38,8 +41,13 @@ def memory_attention(query: Tensor, memory: LayerMemory, scale: float) -> Branch
 
 
 def _fits_one_call(memory: LayerMemory) -> bool:
-    """Not while training, which would leave the cached mask behind; not where a head keeps nothing."""
-    return not memory.biases.requires_grad and 0 not in memory.lengths
+    """Not while training, which would leave the cached mask behind; not where a head keeps nothing.
+
+    Nor where the mask, which is kept, would be large beside the entries: memories are to hold what they need.
+    """
+    mask_bytes = 4 * memory.num_heads
+    entry_bytes = (memory.keys.shape[-1] + memory.values.shape[-1]) * memory.keys.element_size()
+    return not memory.biases.requires_grad and 0 not in memory.lengths and mask_bytes <= MASK_SHARE * entry_bytes
 
 
 def plain_memory_attention(folded: Tensor, memory: LayerMemory, scale: float) -> Branch:

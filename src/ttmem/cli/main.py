@@ -31,6 +31,8 @@ app = typer.Typer(
 
 def _register() -> None:
     """Add every command. Their modules import torch late, so that --help is instant."""
+    if app.registered_commands:
+        return
     from ttmem.cli import ask, chat, compact, demo, evaluate, info
 
     app.command("compact")(compact.compact)

@@ -165,7 +165,7 @@ class MemoryLayer(CacheLayerMixin):
         if query_length == 0:
             raise MemoryMismatchError(
                 "the model was run on no tokens: generate() cuts the document's tokens off its inputs, and these held "
-                "only the question. Pass model.generate(**memory.inputs(question_ids), past_key_values=memory.cache())"
+                "only the question: pass generate() both memory.cache() and **memory.inputs(question_ids)"
             )
         return self.new_length + query_length, self.document_length
 

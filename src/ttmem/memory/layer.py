@@ -96,7 +96,9 @@ class LayerMemory:
 
     def num_bytes(self) -> int:
         """Bytes of storage held by the entries."""
-        return sum(t.untyped_storage().nbytes() for t in (self.keys, self.values, self.biases))
+        mask = self.__dict__.get("head_bias")  # cached once a short query has asked for it
+        held = (self.keys, self.values, self.biases) if mask is None else (self.keys, self.values, self.biases, mask)
+        return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
 
 @dataclass
