@@ -45,43 +45,49 @@ def step_seconds(model: Model, cache: object, position: int, batch: int) -> floa
     return statistics.median(seconds[1:])
 
 
-def transformers_cache(model: Model, ids: torch.Tensor) -> DynamicCache:
+def transformers_cache(model: Model, full: Memory) -> DynamicCache:
+    """The full context as transformers itself would hold it."""
     cache = DynamicCache(config=model.network.config)
-    with torch.inference_mode():
-        for part in ids.split(1024):
-            model.forward(part.unsqueeze(0), cache, logits_to_keep=1)
+    for index, layer in enumerate(full.compacted):
+        keys, values = (t.view(1, layer.num_heads, -1, t.shape[-1]) for t in (layer.keys, layer.values))
+        cache.update(keys, values, index)
     return cache
 
 
-def measure(model: Model, length: int, ratio: float, rounds: int, batch: int) -> dict[str, object]:
+def measure(model: Model, length: int, ratio: float, rounds: int, batches: list[int]) -> list[dict[str, object]]:
     ids = torch.tensor(model.encode(filler_text(length, model.encode)))[:length]
-    document = Document("filler", "", ids)
-    prepared = Prepared(model, document)
+    prepared = Prepared(model, Document("filler", "", ids))
     memory: Memory = KVzipPlus()(prepared, Budget.of(length, ratio))
-    plain = transformers_cache(model, ids)
-    systems = {
-        "empty": lambda: (DynamicCache(config=model.network.config), 0),
-        "memory": lambda: (memory.cache(), length),
-        "full": lambda: (prepared.full.cache(), length),
-    }
-    if batch == 1:
-        systems["full (transformers)"] = lambda: (copy.deepcopy(plain), length)
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, make in systems.items():
-            seconds[name].append(step_seconds(model, *make(), batch))
-    empty = seconds["empty"]
-    return {
-        "length": length,
-        "batch": batch,
-        "ratio": ratio,
-        "bytes": {"memory": memory.num_bytes(), "full": prepared.full.num_bytes()},
-        "ms_per_step": {name: spread([1e3 * s for s in values]) for name, values in seconds.items()},
-        "tokens_per_second": {name: batch / statistics.median(values) for name, values in seconds.items()},
-        "time_relative_to_empty": {
-            name: spread([s / e for s, e in zip(values, empty, strict=True)]) for name, values in seconds.items()
-        },
-    }
+    plain = transformers_cache(model, prepared.full)
+    figures: list[dict[str, object]] = []
+    for batch in batches:
+        systems = {
+            "empty": lambda: (DynamicCache(config=model.network.config), 0),
+            "memory": lambda: (memory.cache(), length),
+            "full": lambda: (prepared.full.cache(), length),
+        }
+        if batch == 1:
+            systems["full (transformers)"] = lambda: (copy.deepcopy(plain), length)
+        seconds: dict[str, list[float]] = {name: [] for name in systems}
+        for _ in range(rounds):
+            for name, make in systems.items():
+                seconds[name].append(step_seconds(model, *make(), batch))
+        empty = seconds["empty"]
+        figures.append(
+            {
+                "length": length,
+                "batch": batch,
+                "ratio": ratio,
+                "bytes": {"memory": memory.num_bytes(), "full": prepared.full.num_bytes()},
+                "ms_per_step": {name: spread([1e3 * s for s in values]) for name, values in seconds.items()},
+                "tokens_per_second": {name: batch / statistics.median(values) for name, values in seconds.items()},
+                "time_relative_to_empty": {
+                    name: spread([s / e for s, e in zip(values, empty, strict=True)])
+                    for name, values in seconds.items()
+                },
+            }
+        )
+    return figures
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -99,9 +105,9 @@ def main() -> None:
     arguments = parser.parse_args()
     model = ttmem.load_model(arguments.model)
     figures = [
-        measure(model, length, arguments.ratio, arguments.rounds, batch)
+        row
         for length in arguments.lengths
-        for batch in arguments.batches
+        for row in measure(model, length, arguments.ratio, arguments.rounds, arguments.batches)
     ]
     record("decode_speed", figures)
 
