@@ -89,7 +89,7 @@ def test_info_json(run: Any, memory: Path, made: Memory) -> None:
     found = json.loads(outcome.out)
     assert found["lengths"] == [list(layer.lengths) for layer in made.compacted]
     assert found["entries"] == made.entries
-    assert found["bytes"] == {"file": memory.stat().st_size, "memory": made.num_bytes()}
+    assert found["bytes"] == {"file": memory.stat().st_size, "memory": Memory.load(memory).num_bytes()}
     assert found["dtype"] == "float32"
     assert found["document_kept"] is True
     assert found["fidelity"] == made.info.fidelity
