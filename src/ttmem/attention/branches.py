@@ -67,6 +67,8 @@ def fold_queries(query: Tensor, num_kv_heads: int) -> Tensor:
     Every sequence that shares a memory then reads its keys in one product, once per batch.
     """
     batch, num_heads, length, dim = query.shape
+    if batch == 1:
+        return query.reshape(num_kv_heads, -1, dim)
     grouped = query.view(batch, num_kv_heads, num_heads // num_kv_heads, length, dim)
     return grouped.transpose(0, 1).reshape(num_kv_heads, -1, dim)
 
@@ -75,6 +77,8 @@ def unfold_queries(branch: Branch, batch: int, length: int) -> Branch:
     """Undo `fold_queries` for a branch: [H, B*G*T, .] -> [B, H*G, T, .]."""
     output, log_z = branch
     num_kv_heads, _, dim = output.shape
+    if batch == 1:
+        return Branch(output.reshape(1, -1, length, dim), log_z.reshape(1, -1, length))
     output = output.view(num_kv_heads, batch, -1, length, dim).transpose(0, 1).reshape(batch, -1, length, dim)
     log_z = log_z.view(num_kv_heads, batch, -1, length).transpose(0, 1).reshape(batch, -1, length)
     return Branch(output, log_z)

@@ -72,7 +72,7 @@ def _additive(query: Tensor, keys: Tensor, bias: Tensor | None, mask: Tensor | N
     if bias is None:
         assert mask is not None
         bias = torch.zeros((), dtype=query.dtype, device=query.device)
-    additive = bias.to(query.dtype)
+    additive = bias if bias.dtype == query.dtype else bias.to(query.dtype)
     if mask is not None:
         additive = torch.where(mask, additive, torch.finfo(query.dtype).min)
     if additive.dim() < 4:

@@ -27,27 +27,34 @@ MASK_SHARE = 0.08
 
 def memory_attention(query: Tensor, memory: LayerMemory, scale: float) -> Branch:
     """The memory's branch of the softmax for post-rotary queries [B, H*G, T, d]; output [B, H*G, T, value_dim]."""
-    batch, _, length, dim = query.shape
+    batch, _, length, _ = query.shape
     folded = fold_queries(query, memory.num_heads)
     if torch.is_grad_enabled() and (query.requires_grad or memory.requires_grad):
         branch = plain_memory_attention(folded, memory, scale)
     elif memory.is_uniform:
         branch = _uniform(folded, memory, scale)
-    elif _fits_one_call(memory) and folded.shape[1] * memory.total * dim <= ONE_CALL_ELEMENTS:
+    elif fits_one_call(memory, folded.shape[1]):
         branch = _one_call(folded, memory, scale)
     else:
         branch = _per_head(folded, memory, scale)
     return unfold_queries(branch, batch, length)
 
 
-def _fits_one_call(memory: LayerMemory) -> bool:
-    """Not while training, which would leave the cached mask behind; not where a head keeps nothing.
+def fits_one_call(memory: LayerMemory, rows: int) -> bool:
+    """Whether `rows` queries per head may see the layer's flat entries at once: few products, mostly masked.
+
+    Not while training, which would leave the cached mask behind; not where a head keeps nothing.
 
     Nor where the mask, which is kept, would be large beside the entries: memories are to hold what they need.
     """
     mask_bytes = 4 * memory.num_heads
     entry_bytes = (memory.keys.shape[-1] + memory.values.shape[-1]) * memory.keys.element_size()
-    return not memory.biases.requires_grad and 0 not in memory.lengths and mask_bytes <= MASK_SHARE * entry_bytes
+    return (
+        not memory.biases.requires_grad
+        and 0 not in memory.lengths
+        and mask_bytes <= MASK_SHARE * entry_bytes
+        and (rows * memory.total * memory.keys.shape[-1] <= ONE_CALL_ELEMENTS)
+    )
 
 
 def plain_memory_attention(folded: Tensor, memory: LayerMemory, scale: float) -> Branch:

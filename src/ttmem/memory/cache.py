@@ -47,18 +47,19 @@ class MemoryKeys(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return _attend(*args, **kwargs)
         if func in _SCORE_PRODUCTS:
             raise MemoryMismatchError(
                 "a ttmem memory needs the model's 'sdpa' attention, and this model runs another one: load it with "
                 "attn_implementation='sdpa', or call model.set_attn_implementation('sdpa')"
             )
-        result = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(result, MemoryKeys):  # repeat_kv and the like reshape the keys on their way to attention
-            tied = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, MemoryKeys))
-            result.source = tied.source
-        return result
+        with torch._C.DisableTorchFunctionSubclass():  # from here on the keys are a plain tensor
+            if func is torch.nn.functional.scaled_dot_product_attention:
+                return _attend(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if isinstance(result, Tensor):  # repeat_kv and the like reshape the keys on their way to attention
+                tied = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, MemoryKeys))
+                return cls.tie(result, tied.source)
+            return result
 
 
 _SCORE_PRODUCTS = {torch.matmul, torch.bmm, torch.einsum, torch.baddbmm, Tensor.matmul, Tensor.__matmul__}
