@@ -40,7 +40,7 @@ def make_memory(lengths: list[list[int]], dtype: torch.dtype = torch.float32, wi
         settings={"fit_lr": 3e-3, "nested": {"a": [1, 2.5, None, True]}},
         seed=2**40,
         versions={"ttmem": "1"},
-        fidelity={"kl": 0.1234567890123456789},
+        fidelity={"kl": 0.1234567890123456789, "top1": 0.5, "prompts": 24},
         created="2026-01-01T00:00:00+00:00",
     )
     return Memory(layers, 40, info, torch.arange(40))

@@ -207,3 +207,17 @@ def test_a_tensor_without_axes(path: Path) -> None:
     rewrite(path, lambda header, tensors: tensors.update(extra=torch.tensor(1.0)), right_checksum=False)
     with pytest.raises(MemoryFileError, match="the checksum does not match"):
         Memory.load(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("budget", {"tokens": 2}), ("document", {"name": "d", "tokens": 9}), ("fidelity", {"kl": 0.1})],
+)
+def test_a_description_without_what_commands_show_is_refused(
+    path: Path, part: str, value: dict[str, float | str]
+) -> None:
+    memory = Memory.load(path)
+    setattr(memory.info, part, value)
+    memory.save(path)
+    with pytest.raises(MemoryFileError, match="description"):
+        Memory.load(path)

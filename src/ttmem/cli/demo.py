@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -64,6 +65,8 @@ def demo(
         "  KVzip+, same budget": KVzipPlus()(prepared, budget),
     }
     fidelities = measure_fidelities(network, prepared.full, compared, progress)
+    memory.info.fidelity = asdict(fidelities[f"memory ({preset})"])
+    memory.save(output)
     with console.status("measuring decode speed"):
         speeds = decode_speed(network, {"full context": prepared.full, **compared})
     table = Table("", "bytes", "tokens/s", "KL to full", "same next token", title="cost and fidelity")

@@ -75,7 +75,8 @@ def compact(
     the full context on held-out generic prompts, unless `measure` is False. With `workdir`, finished steps are kept in
     that folder and `resume` goes on from them, with the same result; delete it once the memory is saved.
 
-    Raises DocumentError (empty, too long), BudgetError (budget or preset), ResumeError (another run's workdir).
+    Raises DocumentError (empty, too long), BudgetError (budget or preset), ResumeError (another run's workdir) and
+    MemoryFileError (a workdir that cannot be written).
     """
     if ratio is None and tokens is None:
         ratio = 16

@@ -14,6 +14,9 @@ from ttmem.models import Model
 from ttmem.models.layers import AttentionLayer
 from ttmem.progress import Progress
 
+MIN_CHUNK = 64
+REQUEST_ROOM = 64
+"""Positions left for the request to repeat, where a document comes close to the model's limit."""
 CUE_TOKENS = 8
 """Tokens of the previous chunk that tell the model where to go on."""
 
@@ -32,6 +35,8 @@ def kvzip_plus_scores(model: Model, memory: Memory, chunk: int, progress: Progre
     """
     assert memory.tokens is not None
     ids = memory.tokens.to(model.device)
+    if model.max_positions is not None:  # a document close to the limit is replayed in shorter pieces
+        chunk = min(chunk, max(MIN_CHUNK, model.max_positions - memory.document_length - REQUEST_ROOM))
     scorer = _Scorer(model, memory)
     with scorer.watching(), progress.stage("reconstruction scores", ids.shape[0]) as advance:
         for start in range(0, ids.shape[0], chunk):

@@ -76,7 +76,13 @@ def _check(layers: list[LayerMemory | WindowMemory], info: MemoryInfo, length: i
         raise ValueError(f"the document length is {length!r}")
     if not any(isinstance(layer, LayerMemory) for layer in layers):
         raise ValueError("there is no compacted layer")
-    needed = {"model": ("name", "architecture", "fingerprint", "tokenizer"), "document": ("name", "tokens")}
+    needed = {
+        "model": ("name", "architecture", "fingerprint", "tokenizer"),
+        "document": ("name", "sha256", "tokens"),
+        "budget": ("tokens", "ratio"),
+    }
+    if info.fidelity:
+        needed["fidelity"] = ("kl", "top1", "prompts")
     for part, keys in needed.items():
         for key in keys:
             if key not in dict(getattr(info, part)):

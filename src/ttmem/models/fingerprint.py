@@ -27,8 +27,9 @@ PROBES = ("Hello, world", "  12 + 34 = 46\n", "naïve café — 東京", "<|im_s
 def fingerprint_model(network: PreTrainedModel) -> str:
     """SHA-256 over the configuration that shapes the cache and over every weight, sampled.
 
-    Of each tensor up to 4,096 evenly spaced elements count, rounded to bf16, so that the same checkpoint in fp32 and
-    in bf16 has one fingerprint, and a fine-tuned one, whose weights differ everywhere, another.
+    Of each tensor at least 4,096 evenly spaced elements count (all, where there are fewer), rounded to bf16, so that
+    the same checkpoint in fp32 and in bf16 has one fingerprint, and a fine-tuned one, whose weights differ everywhere,
+    another.
     """
     config = network.config.get_text_config(decoder=True).to_dict()
     digest = hashlib.sha256(
