@@ -25,7 +25,12 @@ from ttmem.versions import version_of
 
 if TYPE_CHECKING:
     from ttmem.compaction.api import compact
-    from ttmem.compaction.settings import PRESETS, LatentSettings
+    from ttmem.compaction.document import Document
+    from ttmem.compaction.kvzip_plus import KVzipPlus
+    from ttmem.compaction.latent import LatentCompaction
+    from ttmem.compaction.prepared import Prepared
+    from ttmem.compaction.settings import PRESETS, Budget, LatentSettings
+    from ttmem.conversation import Conversation
     from ttmem.evaluation.fidelity import Fidelity, measure_fidelity
     from ttmem.generation import ask, stream
     from ttmem.memory import Memory
@@ -35,6 +40,12 @@ _LATE = {
     "compact": "compaction.api",
     "PRESETS": "compaction.settings",
     "LatentSettings": "compaction.settings",
+    "Budget": "compaction.settings",
+    "Conversation": "conversation",
+    "Document": "compaction.document",
+    "KVzipPlus": "compaction.kvzip_plus",
+    "LatentCompaction": "compaction.latent",
+    "Prepared": "compaction.prepared",
     "Fidelity": "evaluation.fidelity",
     "measure_fidelity": "evaluation.fidelity",
     "ask": "generation",
@@ -58,16 +69,22 @@ __version__ = version_of("ttmem")
 
 __all__ = [
     "PRESETS",
+    "Budget",
     "BudgetError",
     "ConsoleProgress",
+    "Conversation",
+    "Document",
     "DocumentError",
     "Fidelity",
+    "KVzipPlus",
+    "LatentCompaction",
     "LatentSettings",
     "Memory",
     "MemoryFileError",
     "MemoryMismatchError",
     "Model",
     "ModelError",
+    "Prepared",
     "Progress",
     "ResumeError",
     "TtmemError",

@@ -121,9 +121,7 @@ def test_eval(run: Any, memory: Path, loaded: Model, made: Memory, document_text
     assert "KL to the full context" in text
 
 
-def test_eval_of_a_memory_without_its_document(
-    run: Any, tmp_path: Path, made: Memory, document: Path
-) -> None:
+def test_eval_of_a_memory_without_its_document(run: Any, tmp_path: Path, made: Memory, document: Path) -> None:
     path = tmp_path / "bare.ttmem"
     made.save(path, keep_document=False)
     outcome = run("eval", path, *FP32)

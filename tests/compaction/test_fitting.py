@@ -103,9 +103,7 @@ def test_gradients_reach_the_latents_and_nothing_else(prepared: Prepared, select
 
 
 @pytest.mark.parametrize("mass_start", [False, True])
-def test_the_loss_falls_in_every_layer(
-    prepared: Prepared, selections: list[LayerSelection], mass_start: bool
-) -> None:
+def test_the_loss_falls_in_every_layer(prepared: Prepared, selections: list[LayerSelection], mass_start: bool) -> None:
     _, curve = run(prepared, selections, fit_updates=60, fit_positions=64, fit_lr=0.02, mass_start=mass_start)
     assert len(curve) == 60
     first, last = torch.tensor(curve[:8]).mean(0), torch.tensor(curve[-8:]).mean(0)

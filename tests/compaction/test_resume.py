@@ -85,9 +85,7 @@ def assert_identical(found: Memory, expected: Memory) -> None:
     assert found.info.budget == expected.info.budget
 
 
-@pytest.mark.parametrize(
-    ("step", "saved"), [*((step, True) for step in STEPS), ("rollouts", False), ("stage2", False)]
-)
+@pytest.mark.parametrize(("step", "saved"), [*((step, True) for step in STEPS), ("rollouts", False), ("stage2", False)])
 def test_killed_at_a_step(
     subject: Model, document_text: str, straight: Memory, tmp_path: Path, step: str, saved: bool
 ) -> None:
@@ -173,9 +171,7 @@ def test_without_resume_it_starts_over(model: Model, document_text: str, tmp_pat
         {"text": "Another document, long enough to be compacted at ten to one, about nothing in particular."},
     ],
 )
-def test_other_settings_are_refused(
-    model: Model, document_text: str, tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_other_settings_are_refused(model: Model, document_text: str, tmp_path: Path, change: dict[str, Any]) -> None:
     run(model, document_text, tmp_path / "work")
     options = {"text": document_text, **change}
     with pytest.raises(ResumeError, match="leave out --resume"):

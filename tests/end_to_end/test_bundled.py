@@ -40,9 +40,9 @@ def test_a_full_memory_is_the_unmodified_model(prepared: Prepared) -> None:
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
         plain = model.network.generate(whole, max_new_tokens=16, do_sample=False)[0, whole.shape[1] :]
         cache = {cache_keyword(model.network): prepared.full.cache()}
-        ours = model.network.generate(
-            **prepared.full.inputs(question), **cache, max_new_tokens=16, do_sample=False
-        )[0, question.shape[1] :]
+        ours = model.network.generate(**prepared.full.inputs(question), **cache, max_new_tokens=16, do_sample=False)[
+            0, question.shape[1] :
+        ]
     assert plain.tolist() == ours.tolist()
 
 

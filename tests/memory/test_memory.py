@@ -90,3 +90,17 @@ def test_what_the_memory_records(full: Memory, model: Model) -> None:
     assert info.document["tokens"] == full.document_length
     assert info.budget == {"tokens": full.document_length, "ratio": 1.0}
     assert set(info.versions) == {"python", "ttmem", "torch", "transformers", "safetensors"}
+
+
+def test_inputs_hide_the_padding_of_an_earlier_turn(full: Memory, model: Model) -> None:
+    first = torch.tensor([[0, 5], [5, 7]])
+    first_mask = torch.tensor([[0, 1], [1, 1]])
+    cache = full.cache()
+    with torch.no_grad():
+        model.forward(first, cache, attention_mask=full.inputs(first, first_mask)["attention_mask"])
+    ids = torch.tensor([[3], [4]])
+    whole = torch.cat([first_mask, torch.ones_like(ids)], dim=1)
+    mask = full.inputs(ids, whole, cache)["attention_mask"]
+    assert torch.equal(mask[:, full.document_length :], whole)
+    with pytest.raises(MemoryMismatchError, match="4 tokens, but only 3"):
+        full.inputs(ids, torch.ones(2, 4, dtype=torch.long), cache)

@@ -145,3 +145,9 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert loading.cache_folder() == tmp_path / "ttmem"
     monkeypatch.setenv("TTMEM_CACHE", str(tmp_path / "own"))
     assert loading.cache_folder() == tmp_path / "own"
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(folder: Path, device: str) -> None:
+    with pytest.raises(ttmem.ModelError, match=device):
+        ttmem.load_model(folder, device=device)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ttmem.cli.common import (
+    DEVICE_OPTION,
     DTYPE_OPTION,
     JSON_OPTION,
     MAX_TOKENS_OPTION,
@@ -26,6 +27,7 @@ def ask(
     model: str | None = MODEL_OPTION,
     max_tokens: int = MAX_TOKENS_OPTION,
     dtype: str = DTYPE_OPTION,
+    device: str | None = DEVICE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Answer questions from a memory; several are answered in one batch, one is streamed.
@@ -35,7 +37,7 @@ def ask(
     from ttmem.generation import ask as answer
     from ttmem.generation import stream
 
-    network, loaded = load_pair(memory, model, dtype)
+    network, loaded = load_pair(memory, model, dtype, device)
     if len(questions) == 1 and not as_json:
         for piece in stream(network, loaded, questions[0], max_new_tokens=max_tokens):
             sys.stdout.write(piece)

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ttmem.cli.common import DTYPE_OPTION, MEMORY_ARGUMENT, MODEL_OPTION, load_pair
+from ttmem.cli.common import DEVICE_OPTION, DTYPE_OPTION, MEMORY_ARGUMENT, MODEL_OPTION, load_pair
 
 
 def chat(
@@ -17,6 +17,7 @@ def chat(
     system: str | None = typer.Option(None, help="A system message, where the model's template takes one."),
     max_tokens: int = typer.Option(256, "--max-tokens", min=1, help="Tokens of a reply at most."),
     dtype: str = DTYPE_OPTION,
+    device: str | None = DEVICE_OPTION,
 ) -> None:
     """Talk about a document, turn after turn, in the model's own chat template.
 
@@ -26,7 +27,7 @@ def chat(
     """
     from ttmem.conversation import Conversation
 
-    network, loaded = load_pair(memory, model, dtype)
+    network, loaded = load_pair(memory, model, dtype, device)
     console = Console(stderr=True)
     conversation = Conversation(network, loaded, system=system, max_new_tokens=max_tokens)
     console.print(f"{loaded.info.document['name']}: /reset forgets the turns, /quit leaves", style="dim")

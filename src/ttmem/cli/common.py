@@ -18,6 +18,7 @@ MODEL_OPTION = typer.Option(
     None, "--model", "-m", help="Hub id, folder or GGUF file; the bundled SmolLM2-135M-Instruct when left out."
 )
 DTYPE_OPTION = typer.Option("auto", "--dtype", help="auto, float32, bfloat16 or float16.")
+DEVICE_OPTION = typer.Option(None, "--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 JSON_OPTION = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 MEMORY_ARGUMENT = typer.Argument(..., help="A memory file made by `ttmem compact`.", show_default=False)
 MAX_TOKENS_OPTION = typer.Option(64, "--max-tokens", min=1, help="Tokens of an answer at most.")
@@ -25,20 +26,22 @@ MAX_TOKENS_OPTION = typer.Option(64, "--max-tokens", min=1, help="Tokens of an a
 errors = Console(stderr=True)
 
 
-def load_model(name: str | None, dtype: str = "auto") -> Model:
+def load_model(name: str | None, dtype: str = "auto", device: str | None = None) -> Model:
     """Load a model, saying so on standard error."""
     from ttmem.models import load_model as load
 
     with errors.status("loading the model"):
-        return load(name, dtype=dtype)
+        return load(name, dtype=dtype, device=device)
 
 
-def load_pair(path: Path, model_name: str | None, dtype: str = "auto") -> tuple[Model, Memory]:
+def load_pair(
+    path: Path, model_name: str | None, dtype: str = "auto", device: str | None = None
+) -> tuple[Model, Memory]:
     """A memory and its model, checked to belong together. The file is read first: its errors come fast."""
     from ttmem.memory import Memory
 
     memory = Memory.load(path)
-    model = load_model(model_name or recorded_model(memory), dtype)
+    model = load_model(model_name or recorded_model(memory), dtype, device)
     memory.check_model(model)
     return model, memory.to(model.device, model.dtype)
 

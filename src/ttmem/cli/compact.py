@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ttmem.cli.common import DTYPE_OPTION, JSON_OPTION, MODEL_OPTION, load_model, megabytes, print_json
+from ttmem.cli.common import DEVICE_OPTION, DTYPE_OPTION, JSON_OPTION, MODEL_OPTION, load_model, megabytes, print_json
 
 
 def compact(
@@ -25,6 +25,7 @@ def compact(
         True, help="Keep the document's token ids in the file; `ttmem eval` needs them, answering does not."
     ),
     dtype: str = DTYPE_OPTION,
+    device: str | None = DEVICE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Turn a document into a small memory, before any question is known.
@@ -46,7 +47,7 @@ def compact(
     if target.exists() and target.samefile(file):
         raise MemoryFileError(f"the memory would overwrite the document {file}: name another file with --output")
     partial = target.with_name(target.name + ".partial")
-    network = load_model(model, dtype)
+    network = load_model(model, dtype, device)
     progress = ConsoleProgress()
     memory = run(
         network,

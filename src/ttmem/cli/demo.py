@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ttmem.cli.common import MODEL_OPTION, load_model, megabytes
+from ttmem.cli.common import DEVICE_OPTION, DTYPE_OPTION, MODEL_OPTION, load_model, megabytes
 
 
 def demo(
     model: str | None = MODEL_OPTION,
+    dtype: str = DTYPE_OPTION,
+    device: str | None = DEVICE_OPTION,
     ratio: float = typer.Option(16.0, help="Times smaller."),
     preset: str = typer.Option("quick", help="quick, balanced or paper."),
     output: Path = typer.Option(Path("demo.ttmem"), "--output", "-o", help="Where the memory is written."),
@@ -37,7 +39,7 @@ def demo(
 
     console = Console()
     start = time.perf_counter()
-    network = load_model(model)
+    network = load_model(model, dtype, device)
     progress = ConsoleProgress()
     settings = preset_settings(preset)
     source = Document.of(network, document(), "the demo document")

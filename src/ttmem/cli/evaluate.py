@@ -8,7 +8,15 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ttmem.cli.common import DTYPE_OPTION, JSON_OPTION, MEMORY_ARGUMENT, MODEL_OPTION, load_pair, print_json
+from ttmem.cli.common import (
+    DEVICE_OPTION,
+    DTYPE_OPTION,
+    JSON_OPTION,
+    MEMORY_ARGUMENT,
+    MODEL_OPTION,
+    load_pair,
+    print_json,
+)
 
 
 def evaluate(
@@ -16,6 +24,7 @@ def evaluate(
     document: Path | None = typer.Option(None, help="The document, for memories saved without it."),
     model: str | None = MODEL_OPTION,
     dtype: str = DTYPE_OPTION,
+    device: str | None = DEVICE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Compare a memory with the full context on held-out generic prompts: KL divergence and top-1 agreement.
@@ -28,7 +37,7 @@ def evaluate(
     from ttmem.evaluation.fidelity import measure_fidelity
     from ttmem.progress import ConsoleProgress
 
-    network, loaded = load_pair(memory, model, dtype)
+    network, loaded = load_pair(memory, model, dtype, device)
     record = loaded.info.document
     if document is not None:
         source = Document.of(network, read_text(document), document.name)

@@ -15,6 +15,9 @@ from torch import Tensor
 from ttmem.errors import MemoryFileError, ResumeError
 from ttmem.memory.file import atomic_save, checksum
 
+STAMP = "ttmem-partial"
+"""The file that marks a folder as ours, and says what its steps depend on."""
+
 
 @dataclass
 class Workspace:
@@ -33,7 +36,7 @@ class Workspace:
         workspace = cls(folder, key)
         if folder is None:
             return workspace
-        stamp = folder / "key"
+        stamp = folder / STAMP
         try:
             if folder.is_dir() and not stamp.exists() and any(folder.iterdir()):
                 raise ResumeError(f"{folder} holds other files than ttmem's partial work: name another folder")
@@ -77,7 +80,7 @@ class Workspace:
     def discard(self) -> None:
         """Delete what was kept, and the folder where nothing else is in it."""
         if self.folder is not None and self.folder.is_dir():
-            for path in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*.tmp"), self.folder / "key"):
+            for path in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*.tmp"), self.folder / STAMP):
                 path.unlink(missing_ok=True)
             with suppress(OSError):
                 self.folder.rmdir()

@@ -70,7 +70,8 @@ class Memory:
 
         Pass the tokenizer's output, or ids [B, T] (and the mask of left-padded ones). transformers reads positions and
         the length already cached from the mask, so it must be N + T wide. Where a conversation goes on in a cache, pass
-        the cache too: what it holds is covered as well.
+        the cache too: what it holds is covered as well. If an earlier turn was padded, pass a mask over all that lies
+        behind the document, earlier turns and question, so that the padding stays hidden.
         """
         if not isinstance(question_ids, Tensor):
             attention_mask = question_ids.get("attention_mask", attention_mask)
@@ -79,7 +80,13 @@ class Memory:
             question_ids = question_ids.unsqueeze(0)
         if attention_mask is None:
             attention_mask = torch.ones_like(question_ids)
-        behind = self.document_length if cache is None else cache.get_seq_length()
+        before = self.document_length if cache is None else cache.get_seq_length()
+        behind = before + question_ids.shape[1] - attention_mask.shape[1]
+        if behind < self.document_length:
+            raise MemoryMismatchError(
+                f"the mask covers {attention_mask.shape[1]} tokens, but only "
+                f"{before + question_ids.shape[1] - self.document_length} lie behind the document"
+            )
         document = attention_mask.new_ones(attention_mask.shape[0], behind)
         return {"input_ids": question_ids, "attention_mask": torch.cat([document, attention_mask], dim=-1)}
 

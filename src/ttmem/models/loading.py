@@ -39,7 +39,7 @@ def load_model(
     device: "cpu", "cuda", ...; by default a GPU where there is one.
     Raises ModelError when the model is not there, cannot be read, or cannot carry a memory.
     """
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _resolve_device(device)
     resolved = _resolve_dtype(dtype, device)
     source = bundled_path() if name is None else Path(name)
     try:
@@ -129,6 +129,16 @@ def _keep(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device by name, checked by putting a number on it."""
+    try:
+        resolved = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros((), device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelError(f"cannot use the device {str(device)!r}: {str(error).strip().splitlines()[0]}") from error
+    return resolved
 
 
 def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
