@@ -1,6 +1,6 @@
 """Latent Compaction and KVzip+ on one document, at the same budget, sharing what the teacher gives.
 
-    python examples/compare_methods.py
+python examples/compare_methods.py
 """
 
 import ttmem

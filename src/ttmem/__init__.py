@@ -17,6 +17,7 @@ from ttmem.errors import (
     MemoryFileError,
     MemoryMismatchError,
     ModelError,
+    QuestionError,
     ResumeError,
     TtmemError,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "ModelError",
     "Prepared",
     "Progress",
+    "QuestionError",
     "ResumeError",
     "TtmemError",
     "__version__",

@@ -42,6 +42,12 @@ class MemoryMismatchError(TtmemError):
     exit_code = 7
 
 
+class QuestionError(TtmemError):
+    """A question that cannot be asked: empty, not text, or beyond the model's positions."""
+
+    exit_code = 9
+
+
 class ResumeError(TtmemError):
     """Partial work that does not belong to this document, model or these settings."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from threading import Event, Thread
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteriaList, TextIteratorStreamer
 
+from ttmem.errors import QuestionError
 from ttmem.memory import Memory
 from ttmem.models import Model
 from ttmem.models.layers import cache_keyword
@@ -30,13 +32,14 @@ def ask(
 
     Greedy unless `generate` says otherwise; it goes to transformers' `generate` (do_sample, temperature, ...). Answers
     end at the first line break: the format makes the model write further questions of its own.
-    Raises MemoryMismatchError when the memory was made for another model.
+    Raises MemoryMismatchError when the memory was made for another model, QuestionError when a question is empty or
+    does not fit the model's positions behind the document.
     """
     memory.check_model(model)
     texts = [questions] if isinstance(questions, str) else list(questions)
     if not texts:
         return []
-    prompts = [model.encode(question_format.format(question=question)) for question in texts]
+    prompts = [encode_question(model, question, question_format) for question in texts]
     answers = _generate(model, memory, prompts, max_new_tokens, **generate)
     return [first_line(model.decode(answer)) for answer in answers]
 
@@ -52,8 +55,20 @@ def stream(
 ) -> Iterator[str]:
     """Answer one question piece by piece, as the model writes it. Ends where `ask` ends."""
     memory.check_model(model)
-    prompt = model.encode(question_format.format(question=question))
+    prompt = encode_question(model, question, question_format)
     yield from until_line_end(stream_tokens(model, memory, prompt, max_new_tokens, **generate))
+
+
+def encode_question(model: Model, question: str, question_format: str = QUESTION_FORMAT) -> list[int]:
+    """Token ids of a question as it follows the document. Raises QuestionError when it is blank or not text."""
+    if not question.strip():
+        raise QuestionError("the question is empty")
+    text = question_format.format(question=question)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise QuestionError(f"the question is not text: {question!r} holds bytes that are not UTF-8") from error
+    return model.encode(text)
 
 
 def stream_tokens(
@@ -70,7 +85,9 @@ def stream_tokens(
 
     def work() -> None:
         try:
-            stop = StoppingCriteriaList([lambda ids, scores, **_: torch.full((ids.shape[0],), closed.is_set())])
+            stop = StoppingCriteriaList(
+                [lambda ids, scores, **_: torch.full(ids.shape[:1], closed.is_set(), device=ids.device)]
+            )
             answers.extend(
                 _generate(
                     model,
@@ -120,8 +137,11 @@ def first_line(text: str) -> str:
 
 
 def greedy_answers(model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """Greedy token ids of several prompts in one batch; an answer includes its end token."""
-    return _generate(model, memory, prompts, max_new_tokens)
+    """Greedy token ids of several prompts in one batch; an answer includes its end token.
+
+    Plainly the most likely token at each step, whatever penalties a model's generation config asks for.
+    """
+    return _generate(model, memory, prompts, max_new_tokens, repetition_penalty=1.0, no_repeat_ngram_size=0)
 
 
 @torch.no_grad()
@@ -131,10 +151,11 @@ def _generate(
     width = max(map(len, prompts))
     ids = torch.tensor([[model.pad_token_id] * (width - len(p)) + p for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    options = {"do_sample": False, "max_new_tokens": max_new_tokens, **generate}
+    cache = memory.cache() if cache is None else cache
+    room = _room(model, cache.get_seq_length(), width)
+    options = {"do_sample": False, "max_new_tokens": min(max_new_tokens, room), **generate}
     if not options["do_sample"]:  # keep a model's sampling defaults from warning about greedy decoding
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    cache = memory.cache() if cache is None else cache
     output = model.network.generate(
         **memory.inputs(ids, mask, cache),
         **{cache_keyword(model.network): cache},
@@ -142,6 +163,19 @@ def _generate(
         **options,
     )
     return [cut_at_end(row, model.eos_token_ids) for row in output[:, width:].tolist()]
+
+
+def _room(model: Model, cached: int, prompt: int) -> int:
+    """Positions left for an answer. Raises QuestionError when the prompt leaves none."""
+    if model.max_positions is None:
+        return sys.maxsize
+    room = model.max_positions - cached - prompt
+    if room < 1:
+        raise QuestionError(
+            f"{prompt} tokens behind {cached} do not fit {model.name}'s {model.max_positions} positions: shorten the "
+            "question, or start the conversation anew"
+        )
+    return room
 
 
 def cut_at_end(ids: list[int], ends: frozenset[int]) -> list[int]:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from ttmem.cli.common import (
@@ -17,6 +16,7 @@ from ttmem.cli.common import (
     MEMORY_ARGUMENT,
     MODEL_OPTION,
     load_pair,
+    output_console,
     print_json,
 )
 
@@ -49,6 +49,6 @@ def ask(
     if as_json:
         print_json([{"question": question, "answer": text} for question, text in pairs])
         return
-    console = Console()
+    console = output_console()
     for question, text in pairs:
         console.print(f"[bold]{escape(question)}[/]\n  {escape(text)}")

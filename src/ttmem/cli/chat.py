@@ -7,8 +7,10 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ttmem.cli.common import DEVICE_OPTION, DTYPE_OPTION, MEMORY_ARGUMENT, MODEL_OPTION, load_pair
+from ttmem.errors import QuestionError
 
 
 def chat(
@@ -30,7 +32,7 @@ def chat(
     network, loaded = load_pair(memory, model, dtype, device)
     console = Console(stderr=True)
     conversation = Conversation(network, loaded, system=system, max_new_tokens=max_tokens)
-    console.print(f"{loaded.info.document['name']}: /reset forgets the turns, /quit leaves", style="dim")
+    console.print(f"{escape(loaded.info.document['name'])}: /reset forgets the turns, /quit leaves", style="dim")
     while True:
         message = _read(console)
         if message is None or message == "/quit":
@@ -48,5 +50,8 @@ def _read(console: Console) -> str | None:
     """One line of input, None at its end."""
     if sys.stdin.isatty():
         console.print("[bold cyan]you>[/] ", end="")
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise QuestionError("the input is not UTF-8 text") from error
     return line.strip() if line else None

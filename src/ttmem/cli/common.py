@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,26 @@ def recorded_model(memory: Memory) -> str | None:
 def print_json(data: Any) -> None:
     """One JSON document on standard output, for programs."""
     sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def output_console() -> Console:
+    """Standard output for people: text as it is, no wrapping in a pipe, no emoji codes, no highlighting."""
+    return Console(emoji=False, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def check_target(path: Path) -> None:
+    """Raise MemoryFileError before any work when `path` cannot become a file."""
+    from ttmem.errors import MemoryFileError
+
+    try:
+        if path.name in ("", "..") or path.is_dir():
+            raise MemoryFileError(f"cannot write {str(path)!r}: it is a folder; name a file")
+        if not path.parent.is_dir():
+            raise MemoryFileError(f"cannot write {path}: the folder {path.parent} does not exist")
+        if not os.access(path.parent, os.W_OK):
+            raise MemoryFileError(f"cannot write {path}: the folder {path.parent} is not writable")
+    except OSError as error:
+        raise MemoryFileError(f"cannot write {str(path)[:80]!r}: {error.strerror}") from error
 
 
 def megabytes(count: int) -> str:

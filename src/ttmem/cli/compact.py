@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from ttmem.cli.common import DEVICE_OPTION, DTYPE_OPTION, JSON_OPTION, MODEL_OPTION, load_model, megabytes, print_json
+from ttmem.cli.common import (
+    DEVICE_OPTION,
+    DTYPE_OPTION,
+    JSON_OPTION,
+    MODEL_OPTION,
+    check_target,
+    errors,
+    load_model,
+    megabytes,
+    output_console,
+    print_json,
+)
 
 
 def compact(
@@ -18,7 +28,7 @@ def compact(
     tokens: int | None = typer.Option(None, help="Budget in tokens per layer and head, instead of a ratio."),
     preset: str = typer.Option("balanced", help="quick, balanced or paper: how long to train."),
     method: str = typer.Option("latent", help="latent, kvzip+ (untrained) or full."),
-    seed: int = typer.Option(0, help="Seed of the training."),
+    seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Seed of the training."),
     output: Path | None = typer.Option(None, "--output", "-o", help="The memory file [FILE with .ttmem]."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the finished steps of a killed run."),
     keep_document: bool = typer.Option(
@@ -42,26 +52,29 @@ def compact(
 
     text = read_text(file)
     target = output or file.with_suffix(".ttmem")
-    if not target.parent.is_dir():
-        raise MemoryFileError(f"cannot write {target}: the folder {target.parent} does not exist")
+    check_target(target)
     if target.exists() and target.samefile(file):
         raise MemoryFileError(f"the memory would overwrite the document {file}: name another file with --output")
     partial = target.with_name(target.name + ".partial")
     network = load_model(model, dtype, device)
     progress = ConsoleProgress()
-    memory = run(
-        network,
-        text,
-        ratio=ratio,
-        tokens=tokens,
-        preset=preset,
-        method=method,
-        seed=seed,
-        name=file.name,
-        progress=progress,
-        workdir=partial,
-        resume=resume,
-    )
+    try:
+        memory = run(
+            network,
+            text,
+            ratio=ratio,
+            tokens=tokens,
+            preset=preset,
+            method=method,
+            seed=seed,
+            name=file.name,
+            progress=progress,
+            workdir=partial,
+            resume=resume,
+        )
+    except KeyboardInterrupt:
+        errors.print("[bold red]interrupted[/]; the same command with --resume goes on from the last finished step")
+        raise
     memory.save(target, keep_document=keep_document)
     from ttmem.compaction.workspace import Workspace
 
@@ -72,7 +85,7 @@ def compact(
             {"memory": str(target), "bytes": memory.num_bytes(), "seconds": progress.seconds, **vars(memory.info)}
         )
         return
-    console = Console()
+    console = output_console()
     document, budget = memory.info.document, memory.info.budget
     console.print(
         f"[bold]{escape(str(target))}[/]: {document['tokens']:,} tokens -> {budget['tokens']:,} per layer and head "

@@ -7,11 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ttmem.cli.common import DEVICE_OPTION, DTYPE_OPTION, MODEL_OPTION, load_model, megabytes
+from ttmem.cli.common import (
+    DEVICE_OPTION,
+    DTYPE_OPTION,
+    MODEL_OPTION,
+    check_target,
+    load_model,
+    megabytes,
+    output_console,
+)
 
 
 def demo(
@@ -37,7 +44,8 @@ def demo(
     from ttmem.generation import ask
     from ttmem.progress import ConsoleProgress
 
-    console = Console()
+    check_target(output)
+    console = output_console()
     start = time.perf_counter()
     network = load_model(model, dtype, device)
     progress = ConsoleProgress()

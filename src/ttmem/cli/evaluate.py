@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from ttmem.cli.common import (
     DEVICE_OPTION,
@@ -15,6 +14,7 @@ from ttmem.cli.common import (
     MEMORY_ARGUMENT,
     MODEL_OPTION,
     load_pair,
+    output_console,
     print_json,
 )
 
@@ -52,7 +52,7 @@ def evaluate(
     if as_json:
         print_json(asdict(fidelity))
         return
-    Console().print(
+    output_console().print(
         f"KL to the full context {fidelity.kl:.4f} nats, same next token {100 * fidelity.top1:.1f} % "
         f"({fidelity.steps} steps of {fidelity.prompts} held-out prompts)"
     )

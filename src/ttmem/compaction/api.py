@@ -19,6 +19,7 @@ from ttmem.evaluation.fidelity import measure_fidelity
 from ttmem.memory import Memory
 from ttmem.models import Model
 from ttmem.progress import Progress
+from ttmem.versions import versions
 
 
 class Method(Protocol):
@@ -94,6 +95,7 @@ def compact(
         "settings": asdict(chosen),
         "budget": budget.tokens,
         "seed": seed,
+        "versions": versions(),
     }
     workspace = Workspace.open(None if workdir is None else Path(workdir), identity, resume)
     prepared = Prepared(model, document, chosen, progress or Progress(), workspace)

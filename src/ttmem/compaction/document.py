@@ -54,11 +54,16 @@ class Document:
 def read_text(path: str | PathLike[str]) -> str:
     """The text of a UTF-8 file, a byte-order mark removed. Raises DocumentError when it is missing or not UTF-8."""
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        data = Path(path).read_bytes()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise DocumentError(
-            f"{path}: not UTF-8 (byte {error.start}: 0x{error.object[error.start]:02x}): convert it, for example with "
-            f"`iconv -f latin1 -t utf-8`"
+            f"{path}: not UTF-8 (byte {error.start}: 0x{data[error.start]:02x}): convert it, for example with "
+            f"`iconv -f {encoding} -t utf-8`"
         ) from error
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror or error}") from error
+    if "\0" in text:
+        raise DocumentError(f"{path}: holds NUL characters: a binary file, or UTF-16 (`iconv -f utf-16 -t utf-8`)")
+    return text

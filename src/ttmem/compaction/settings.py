@@ -35,7 +35,7 @@ class Budget:
         if tokens < MIN_TOKENS:
             raise BudgetError(
                 f"the budget is {tokens} tokens per head for a document of {document_length}; at least {MIN_TOKENS} "
-                f"are needed: use a ratio of at most {document_length / MIN_TOKENS:.4g}, or more tokens"
+                f"are needed: use a ratio of at most {max(1.0, document_length // MIN_TOKENS)}, or more tokens"
             )
         return cls(tokens, document_length / tokens)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ttmem.errors import MemoryFileError, ResumeError
 from ttmem.memory.file import atomic_save, checksum
 
+STEPS = ("rollouts", "scores", "stage1", "stage2")
 STAMP = "ttmem-partial"
 """The file that marks a folder as ours, and says what its steps depend on."""
 
@@ -66,6 +67,8 @@ class Workspace:
             data = json.loads(metadata["data"])
             if metadata["checksum"] != checksum(data, tensors):
                 raise ValueError("the checksum does not match")
+            if metadata["key"] != self.key:
+                raise ValueError("it belongs to another run")
             return tensors, data
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ResumeError(f"{path} is damaged ({error}): delete {self.folder} and start over") from error
@@ -74,13 +77,15 @@ class Workspace:
         """Keep a finished step, atomically."""
         if self.folder is not None:
             cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-            metadata = {"data": json.dumps(data), "checksum": checksum(data, cpu)}
+            metadata = {"key": self.key, "data": json.dumps(data), "checksum": checksum(data, cpu)}
             atomic_save(cpu, self.folder / f"{step}.safetensors", metadata)
 
     def discard(self) -> None:
         """Delete what was kept, and the folder where nothing else is in it."""
         if self.folder is not None and self.folder.is_dir():
-            for path in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*.tmp"), self.folder / STAMP):
-                path.unlink(missing_ok=True)
+            for step in STEPS:
+                for path in (self.folder / f"{step}.safetensors", *self.folder.glob(f".{step}.safetensors.*.tmp")):
+                    path.unlink(missing_ok=True)
+            (self.folder / STAMP).unlink(missing_ok=True)
             with suppress(OSError):
                 self.folder.rmdir()

@@ -32,6 +32,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def write_memory(memory: Memory, path: str | PathLike[str], *, keep_document: bool = True) -> None:
     """Write `memory` to `path` atomically. Raises MemoryFileError when the folder cannot be written."""
     tensors = _tensors(memory, keep_document)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise MemoryFileError(f"not writing {path}: tensor {name!r} holds NaN or infinite values")
     header = {
         "format_version": FORMAT_VERSION,
         "document_length": memory.document_length,

@@ -76,19 +76,17 @@ class Memory:
         if not isinstance(question_ids, Tensor):
             attention_mask = question_ids.get("attention_mask", attention_mask)
             question_ids = question_ids["input_ids"]
-        if question_ids.dim() == 1:
-            question_ids = question_ids.unsqueeze(0)
-        if attention_mask is None:
-            attention_mask = torch.ones_like(question_ids)
+        ids: Tensor = torch.atleast_2d(question_ids)
+        attention_mask = torch.ones_like(ids) if attention_mask is None else torch.atleast_2d(attention_mask)
         before = self.document_length if cache is None else cache.get_seq_length()
-        behind = before + question_ids.shape[1] - attention_mask.shape[1]
+        behind = before + ids.shape[1] - attention_mask.shape[1]
         if behind < self.document_length:
             raise MemoryMismatchError(
                 f"the mask covers {attention_mask.shape[1]} tokens, but only "
-                f"{before + question_ids.shape[1] - self.document_length} lie behind the document"
+                f"{before + ids.shape[1] - self.document_length} lie behind the document"
             )
         document = attention_mask.new_ones(attention_mask.shape[0], behind)
-        return {"input_ids": question_ids, "attention_mask": torch.cat([document, attention_mask], dim=-1)}
+        return {"input_ids": ids, "attention_mask": torch.cat([document, attention_mask], dim=-1)}
 
     @property
     def compacted(self) -> list[LayerMemory]:

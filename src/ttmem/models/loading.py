@@ -47,8 +47,11 @@ def load_model(
             network, tokenizer = _load_gguf(source, resolved)
         else:
             network, tokenizer = _load_pretrained(str(name), resolved)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model {str(source)!r}: {str(error).strip().splitlines()[0]}") from error
+    except ModelError:
+        raise
+    except Exception as error:  # readers of broken files raise whatever they stumble over
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"cannot load the model {str(source)!r}: {reason}") from error
     label = "SmolLM2-135M-Instruct (bundled)" if name is None else str(name)
     return Model(network.to(device), tokenizer, name=label)
 
@@ -124,7 +127,7 @@ def _keep(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         network.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         os.replace(temporary, folder)
-    except OSError:
+    except (OSError, SafetensorError):
         pass
     finally:
         if temporary is not None:
@@ -135,7 +138,7 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
     """The device by name, checked by putting a number on it."""
     try:
         resolved = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros((), device=resolved)
+        torch.zeros((), device=resolved).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ModelError(f"cannot use the device {str(device)!r}: {str(error).strip().splitlines()[0]}") from error
     return resolved
