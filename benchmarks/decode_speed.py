@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
 
 import torch
 from common import filler_text, record
@@ -23,26 +22,11 @@ from ttmem.compaction.document import Document
 from ttmem.compaction.kvzip_plus import KVzipPlus
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import Budget
+from ttmem.evaluation.speed import step_seconds
 from ttmem.memory import Memory
 from ttmem.models import Model
 
 STEPS = 24
-PROMPT = "\n\nQuestion: What is this?\nAnswer:"
-
-
-@torch.inference_mode()
-def step_seconds(model: Model, cache: object, position: int, batch: int) -> float:
-    """Median seconds of a greedy decode step behind `cache`, after a short prompt."""
-    ids = torch.tensor([model.encode(PROMPT)] * batch)
-    seconds = []
-    for _ in range(STEPS + 1):
-        positions = torch.arange(position, position + ids.shape[1]).expand(batch, -1)
-        start = time.perf_counter()
-        logits = model.forward(ids, cache, position_ids=positions, logits_to_keep=1).logits
-        position += ids.shape[1]
-        ids = logits[:, -1:].argmax(-1)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
 
 
 def transformers_cache(model: Model, full: Memory) -> DynamicCache:
@@ -71,7 +55,7 @@ def measure(model: Model, length: int, ratio: float, rounds: int, batches: list[
         seconds: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(rounds):
             for name, make in systems.items():
-                seconds[name].append(step_seconds(model, *make(), batch))
+                seconds[name].append(step_seconds(model, *make(), STEPS, batch))
         empty = seconds["empty"]
         figures.append(
             {

@@ -36,12 +36,13 @@ def main() -> None:
     prepared = Prepared(model, Document.of(model, document()), settings, progress)
     budget = Budget.of(prepared.document.length, arguments.ratio)
     method = LatentCompaction(settings, arguments.seed)
+    fitted = method.after_stage_1(prepared, budget)
     memories = {
         "initialisation": method.initial(prepared, budget),
         "kvzip+ (4 sinks)": KVzipPlus()(prepared, budget),
         "kvzip+ (no sinks)": KVzipPlus(sinks=0)(prepared, budget),
-        "after stage 1": method.after_stage_1(prepared, budget),
-        "latent": method(prepared, budget),
+        "after stage 1": fitted,
+        "latent": method.after_stage_2(prepared, fitted),
     }
     fidelities = measure_fidelities(model, prepared.full, memories, progress)
     asked = [item.question for item in questions()]

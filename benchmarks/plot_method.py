@@ -54,9 +54,7 @@ def choose(generator: random.Random, preservers: int) -> dict[int, str]:
 
 def row_heights() -> list[float]:
     """The lower edge of every head's bar, layer after layer."""
-    return [
-        TOP - (layer * HEADS + head) * ROW - layer * LAYER_GAP for layer in range(LAYERS) for head in range(HEADS)
-    ]
+    return [TOP - (layer * HEADS + head) * ROW - layer * LAYER_GAP for layer in range(LAYERS) for head in range(HEADS)]
 
 
 def packed(chosen: dict[int, str]) -> list[str]:

@@ -13,7 +13,6 @@ from transformers import StoppingCriteriaList, TextIteratorStreamer
 from ttmem.errors import QuestionError
 from ttmem.memory import Memory
 from ttmem.models import Model
-from ttmem.models.layers import cache_keyword
 
 QUESTION_FORMAT = "\n\nQuestion: {question}\nAnswer:"
 """How a question follows the document's raw text, and where the answer begins."""
@@ -148,9 +147,8 @@ def greedy_answers(model: Model, memory: Memory, prompts: list[list[int]], max_n
 def _generate(
     model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int, cache: Any = None, **generate: Any
 ) -> list[list[int]]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[model.pad_token_id] * (width - len(p)) + p for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    ids, mask = model.left_pad(prompts)
+    width = ids.shape[1]
     cache = memory.cache() if cache is None else cache
     room = _room(model, cache.get_seq_length(), width)
     options = {"do_sample": False, "max_new_tokens": min(max_new_tokens, room), **generate}
@@ -158,7 +156,7 @@ def _generate(
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
     output = model.network.generate(
         **memory.inputs(ids, mask, cache),
-        **{cache_keyword(model.network): cache},
+        **{model.cache_keyword: cache},
         pad_token_id=model.pad_token_id,
         **options,
     )

@@ -47,6 +47,7 @@ def compact(
     """
     from ttmem.compaction.api import compact as run
     from ttmem.compaction.document import read_text
+    from ttmem.compaction.workspace import Workspace
     from ttmem.errors import MemoryFileError
     from ttmem.progress import ConsoleProgress
 
@@ -76,8 +77,6 @@ def compact(
         errors.print("[bold red]interrupted[/]; the same command with --resume goes on from the last finished step")
         raise
     memory.save(target, keep_document=keep_document)
-    from ttmem.compaction.workspace import Workspace
-
     Workspace(partial).discard()
     fidelity = memory.info.fidelity
     if as_json:

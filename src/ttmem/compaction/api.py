@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from os import PathLike
@@ -30,20 +31,6 @@ class Method(Protocol):
     def __call__(self, prepared: Prepared, budget: Budget) -> Memory: ...
 
 
-METHODS = ("latent", "kvzip+", "full")
-
-
-def make_method(name: str, settings: LatentSettings, seed: int) -> Method:
-    """The method of a name. Raises BudgetError for an unknown one."""
-    if name == "latent":
-        return LatentCompaction(settings, seed)
-    if name == "kvzip+":
-        return KVzipPlus()
-    if name == "full":
-        return FullMemory()
-    raise BudgetError(f"the method {name!r} is not one of {', '.join(METHODS)}")
-
-
 class FullMemory:
     """Keep everything: the reference, and what a budget larger than the document gives."""
 
@@ -51,6 +38,20 @@ class FullMemory:
 
     def __call__(self, prepared: Prepared, budget: Budget) -> Memory:
         return prepared.full
+
+
+METHODS: dict[str, Callable[[LatentSettings, int], Method]] = {
+    "latent": LatentCompaction,
+    "kvzip+": lambda settings, seed: KVzipPlus(),
+    "full": lambda settings, seed: FullMemory(),
+}
+
+
+def make_method(name: str, settings: LatentSettings, seed: int) -> Method:
+    """The method of a name. Raises BudgetError for an unknown one."""
+    if name not in METHODS:
+        raise BudgetError(f"the method {name!r} is not one of {', '.join(METHODS)}")
+    return METHODS[name](settings, seed)
 
 
 def compact(

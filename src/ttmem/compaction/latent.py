@@ -25,23 +25,7 @@ class LatentCompaction:
 
     def __call__(self, prepared: Prepared, budget: Budget) -> Memory:
         """Compact the prepared document to `budget`. Continues from the steps its workspace holds."""
-        fitted = self.after_stage_1(prepared, budget)
-        workspace = prepared.workspace
-        kept = workspace.load("stage2")
-        state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
-        if self.settings.distill_updates == 0:
-            return fitted.to(dtype=prepared.full.dtype)
-        memory, _ = distill(
-            prepared.model,
-            fitted,
-            prepared.rollouts,
-            self.settings,
-            self.seed,
-            prepared.progress,
-            state,
-            lambda state: workspace.save("stage2", state.tensors, {"update": state.update}),
-        )
-        return memory.to(dtype=prepared.full.dtype)
+        return self.after_stage_2(prepared, self.after_stage_1(prepared, budget))
 
     def selections(self, prepared: Prepared, budget: Budget) -> list[LayerSelection]:
         """The document positions the memory starts from."""
@@ -60,6 +44,25 @@ class LatentCompaction:
         layers, _ = fit(prepared.full, selections, prepared.rollouts, self.settings, self.seed, prepared.progress)
         prepared.workspace.save("stage1", *_pack(layers))
         return self._memory(prepared, budget, layers)
+
+    def after_stage_2(self, prepared: Prepared, fitted: Memory) -> Memory:
+        """The memory after distillation of a fitted one, in the model's dtype."""
+        if self.settings.distill_updates == 0:
+            return fitted.to(dtype=prepared.full.dtype)
+        workspace = prepared.workspace
+        kept = workspace.load("stage2")
+        state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
+        memory, _ = distill(
+            prepared.model,
+            fitted,
+            prepared.rollouts,
+            self.settings,
+            self.seed,
+            prepared.progress,
+            state,
+            lambda state: workspace.save("stage2", state.tensors, {"update": state.update}),
+        )
+        return memory.to(dtype=prepared.full.dtype)
 
     def _memory(self, prepared: Prepared, budget: Budget, layers: list[LayerMemory | WindowMemory]) -> Memory:
         return prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)

@@ -88,9 +88,7 @@ def _answer(
 ) -> list[list[int]]:
     """Greedy answers of one batch; fills the three supervision tensors and the capture."""
     steps = top_ids.shape[1]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[model.pad_token_id] * (width - len(p)) + p for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    ids, mask = model.left_pad(prompts)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=model.device)
     ends = torch.tensor(sorted(model.eos_token_ids), device=model.device)
     cache = memory.cache(observer=capture.observe)

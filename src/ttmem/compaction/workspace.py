@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ttmem.errors import MemoryFileError, ResumeError
-from ttmem.memory.file import atomic_save, checksum
+from ttmem.memory.file import atomic_save, checksum, read_tensors
 
 STEPS = ("rollouts", "scores", "stage1", "stage2")
 STAMP = "ttmem-partial"
@@ -60,10 +60,7 @@ class Workspace:
             return None
         path = self.folder / f"{step}.safetensors"
         try:
-            with safe_open(path, framework="pt") as file:
-                # cloned: products round differently where a tensor starts at an odd address of the file
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-                metadata = file.metadata() or {}
+            tensors, metadata = read_tensors(path)
             data = json.loads(metadata["data"])
             if metadata["checksum"] != checksum(data, tensors):
                 raise ValueError("the checksum does not match")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -13,13 +14,16 @@ from ttmem.models import Model
 PROMPT = "\n\nQuestion: What is this?\nAnswer:"
 
 
-@torch.inference_mode()
 def decode_seconds(model: Model, memory: Memory, tokens: int = 16, batch: int = 1) -> float:
     """Median seconds of one greedy decode step behind `memory`, over `tokens` steps after a short prompt."""
-    prompt = torch.tensor([model.encode(PROMPT)] * batch, device=model.device)
-    cache = memory.cache()
-    position = memory.document_length
-    ids, seconds = prompt, []
+    return step_seconds(model, memory.cache(), memory.document_length, tokens, batch)
+
+
+@torch.inference_mode()
+def step_seconds(model: Model, cache: Any, position: int, tokens: int = 16, batch: int = 1) -> float:
+    """`decode_seconds` behind any transformers cache, whose next token has `position`."""
+    ids = torch.tensor([model.encode(PROMPT)] * batch, device=model.device)
+    seconds = []
     for _ in range(tokens + 1):
         positions = torch.arange(position, position + ids.shape[1], device=model.device).expand(batch, -1)
         start = time.perf_counter()

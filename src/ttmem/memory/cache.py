@@ -217,9 +217,6 @@ class WindowLayer(MemoryLayer):
 
     is_sliding = True
 
-    def __init__(self, index: int, memory: WindowMemory, document_length: int) -> None:
-        super().__init__(index, memory, document_length)
-
 
 class MemoryCache(Cache):
     """A transformers cache that starts behind a compacted document. Made by `Memory.cache()`; one per conversation."""

@@ -32,9 +32,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def write_memory(memory: Memory, path: str | PathLike[str], *, keep_document: bool = True) -> None:
     """Write `memory` to `path` atomically. Raises MemoryFileError when the folder cannot be written."""
     tensors = _tensors(memory, keep_document)
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise MemoryFileError(f"not writing {path}: tensor {name!r} holds NaN or infinite values")
+    if (name := not_finite(tensors)) is not None:
+        raise MemoryFileError(f"not writing {path}: tensor {name!r} holds NaN or infinite values")
     header = {
         "format_version": FORMAT_VERSION,
         "document_length": memory.document_length,
@@ -60,9 +59,8 @@ def read_memory(path: str | PathLike[str], device: torch.device | str = "cpu") -
         raise MemoryFileError(
             f"{path}: the checksum does not match: the file was altered or damaged; compact the document again"
         )
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise MemoryFileError(f"{path}: tensor {name!r} holds NaN or infinite values; compact the document again")
+    if (name := not_finite(tensors)) is not None:
+        raise MemoryFileError(f"{path}: tensor {name!r} holds NaN or infinite values; compact the document again")
     try:
         layers = [_layer(i, description, tensors, device) for i, description in enumerate(header["layers"])]
         info = MemoryInfo(**header["info"])
@@ -92,6 +90,24 @@ def _check(layers: list[LayerMemory | WindowMemory], info: MemoryInfo, length: i
                 raise KeyError(f"{part}.{key}")
     if tokens is not None and (tokens.shape != (length,) or bool((tokens < 0).any())):
         raise ValueError(f"the document's tokens are not {length} token ids")
+
+
+def not_finite(tensors: dict[str, Tensor]) -> str | None:
+    """The name of a tensor that holds NaN or infinite values, if one does."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            return name
+    return None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file. Raises SafetensorError or OSError.
+
+    The tensors are copies: products round differently where a tensor starts at an odd address of the file.
+    """
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        return tensors, file.metadata() or {}
 
 
 def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -168,10 +184,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise MemoryFileError(f"{path}: no such file")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            # cloned: products round differently where a tensor starts at an odd address of the file
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        tensors, metadata = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise MemoryFileError(f"{path}: not a ttmem memory, or cut short ({error})") from error
     try:

@@ -75,6 +75,11 @@ class Model:
                 return frozenset([ids] if isinstance(ids, int) else ids)
         return frozenset()
 
+    @cached_property
+    def cache_keyword(self) -> str:
+        """The name under which the network takes its cache."""
+        return cache_keyword(self.network)
+
     @property
     def pad_token_id(self) -> int:
         """An id for masked positions; its value never matters."""
@@ -84,12 +89,19 @@ class Model:
         """Token ids of raw text: no special tokens are added, and text that looks like one is read as plain text."""
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids)
 
+    def left_pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Prompts as one batch: ids and mask [B, T], padded on the left."""
+        width = max(map(len, prompts))
+        ids = [[self.pad_token_id] * (width - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=self.device), torch.tensor(mask, device=self.device)
+
     def decode(self, ids: Tensor | list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def forward(self, input_ids: Tensor, cache: Any, **kwargs: Any) -> Any:
         """The network's forward with its cache under the right keyword."""
-        return self.network(input_ids=input_ids, use_cache=True, **{cache_keyword(self.network): cache}, **kwargs)
+        return self.network(input_ids=input_ids, use_cache=True, **{self.cache_keyword: cache}, **kwargs)
 
     def identity(self) -> dict[str, Any]:
         """What a memory records of its model."""
