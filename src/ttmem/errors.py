@@ -48,6 +48,12 @@ class QuestionError(TtmemError):
     exit_code = 9
 
 
+class TaskError(TtmemError):
+    """A benchmark task that is unknown, misses its data, or cannot be built at the length asked for."""
+
+    exit_code = 10
+
+
 class ResumeError(TtmemError):
     """Partial work that does not belong to this document, model or these settings."""
 

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from ttmem import Memory, Model, Progress
+from ttmem import LatentSettings, Memory, Model, Progress
 from ttmem.compaction.distillation import (
     DistillationState,
+    Teaching,
     distill,
-    distillation_loss,
+    full_kl,
     grouped_kl,
-    rollout_loss,
+    mean_over_steps,
+    rate_factor,
+    supervised_loss,
     trainable,
 )
 from ttmem.compaction.kvzip_plus import KVzipPlus
@@ -79,40 +82,57 @@ def test_grouped_kl_of_a_very_sure_teacher_is_finite_with_its_gradient() -> None
     assert torch.isfinite(gradient).all()
 
 
-def test_the_loss_of_a_padded_batch_is_the_mean_of_means() -> None:
+def loss_of(prepared: Prepared, memory: Memory, rollouts: Rollouts, chosen: list[int], **changes: Any) -> Tensor:
+    settings = replace(prepared.settings, **changes)
+    return supervised_loss(prepared.model, memory, rollouts.chosen(chosen), settings, prepared.full)
+
+
+def teaching(prepared: Prepared) -> Teaching:
+    return Teaching(prepared.model, prepared.full, prepared.rollouts, prepared.replay)
+
+
+@pytest.fixture(scope="module")
+def replaying(prepared: Prepared) -> Prepared:
+    """The same document, prepared for stage 2 with its replay."""
+    settings = replace(prepared.settings, replay_batch=2, replay_tokens=12, replay_chunk=40)
+    return Prepared(prepared.model, prepared.document, settings)
+
+
+def test_the_mean_over_steps_is_a_mean_of_means() -> None:
+    values = torch.arange(12.0).view(3, 4)
+    lengths = [3, 1, 4]
+    mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(-1)
+    values[~mask] = torch.nan
+    expected = [values[row, :length].mean().item() for row, length in enumerate(lengths)]
+    assert mean_over_steps(values, mask).item() == pytest.approx(sum(expected) / 3)
+
+
+def test_full_kl_is_zero_for_the_teacher_and_above_the_grouped_one() -> None:
     torch.manual_seed(0)
-    lengths, width, vocabulary, k = [3, 1, 4], 4, 20, 5
-    teacher, student = torch.randn(3, width, vocabulary), torch.randn(3, width, vocabulary)
-    answers = teacher.argmax(-1)
-    top = teacher.topk(k)
-    mask = torch.tensor([[step < length for step in range(width)] for length in lengths])
-    kl, lm = distillation_loss(student, answers, mask, top.indices, top.values, teacher.logsumexp(-1))
-    kls, lms = [], []
-    for row, length in enumerate(lengths):
-        triples = list(zip(student[row], teacher[row], top.indices[row].tolist(), strict=True))[:length]
-        kls.append(sum(direct_grouped_kl(*triple) for triple in triples) / length)
-        lms.append(-student[row, range(length)].log_softmax(-1)[range(length), answers[row, :length]].mean().item())
-    assert kl.item() == pytest.approx(sum(kls) / 3, rel=1e-4)
-    assert lm.item() == pytest.approx(sum(lms) / 3, rel=1e-4)
+    teacher, student = torch.randn(5, 30), torch.randn(5, 30)
+    top = teacher.topk(4)
+    grouped = grouped_kl(student, top.indices, top.values, teacher.logsumexp(-1))
+    assert (full_kl(student, teacher) >= grouped).all()
+    torch.testing.assert_close(full_kl(teacher, teacher), torch.zeros(5), atol=1e-6, rtol=0)
 
 
 def test_a_padded_batch_has_the_loss_and_gradients_of_single_passes(
     prepared: Prepared, student: Memory, uneven: Rollouts
 ) -> None:
-    chosen = torch.tensor([0, 1, 3, 4])
+    chosen = [0, 1, 3, 4]
     assert len({len(uneven.prompts[i]) for i in chosen}) == len({len(uneven.answers[i]) for i in chosen}) == 4
     memory, parameters = trainable(student)
-    kl, lm = rollout_loss(prepared.model, memory, uneven, chosen)
-    gradients = torch.autograd.grad(kl + lm, parameters)
+    together = loss_of(prepared, memory, uneven, chosen)
+    gradients = torch.autograd.grad(together, parameters)
     singles = []
     accumulated = [torch.zeros_like(parameter) for parameter in parameters]
     for i in chosen:
         memory, parameters = trainable(student)
-        one = rollout_loss(prepared.model, memory, uneven, i.unsqueeze(0))
-        singles.append([part.item() for part in one])
-        for total, gradient in zip(accumulated, torch.autograd.grad(sum(one), parameters), strict=True):
+        one = loss_of(prepared, memory, uneven, [i])
+        singles.append(one.item())
+        for total, gradient in zip(accumulated, torch.autograd.grad(one, parameters), strict=True):
             total += gradient / 4
-    assert [kl.item(), lm.item()] == pytest.approx([sum(column) / 4 for column in zip(*singles, strict=True)], rel=1e-4)
+    assert together.item() == pytest.approx(sum(singles) / 4, rel=1e-4)
     for found, expected in zip(gradients, accumulated, strict=True):
         assert expected.abs().sum() > 0
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
@@ -122,8 +142,7 @@ def test_gradients_are_those_of_the_plain_model_with_a_trainable_cache(prepared:
     """The full memory as student, against autograd through transformers' own cache, one rollout."""
     model, full = prepared.model, prepared.full
     memory, parameters = trainable(full)
-    kl, lm = rollout_loss(model, memory, uneven, torch.tensor([1]))
-    found = torch.autograd.grad(kl + lm, parameters)
+    found = torch.autograd.grad(loss_of(prepared, memory, uneven, [1]), parameters)
 
     assert full.tokens is not None
     cache, leaves = DynamicCache(config=model.network.config), []
@@ -140,8 +159,8 @@ def test_gradients_are_those_of_the_plain_model_with_a_trainable_cache(prepared:
     losses = []
     for step, token in enumerate(answer):
         log_q = logits[step].log_softmax(-1)
-        log_p = uneven.top_logits[1, step] - uneven.log_z[1, step]
-        tops = uneven.top_ids[1, step]
+        log_p = uneven.predictions.top_logits[1, step] - uneven.predictions.log_z[1, step]
+        tops = uneven.predictions.top_ids[1, step]
         tail_p, tail_q = 1 - log_p.exp().sum(), 1 - log_q[tops].exp().sum()
         kl_step = (log_p.exp() * (log_p - log_q[tops])).sum() + tail_p * (tail_p / tail_q).log()
         losses.append(kl_step - log_q[token])
@@ -155,10 +174,9 @@ def test_gradients_are_those_of_the_plain_model_with_a_trainable_cache(prepared:
 def test_training_lowers_the_loss_and_moves_everything(prepared: Prepared, student: Memory) -> None:
     settings = replace(prepared.settings, distill_updates=16, distill_lr=5e-3)
     before = [(layer.keys.clone(), layer.values.clone(), layer.biases.clone()) for layer in student.compacted]
-    memory, curve = distill(prepared.model, student, prepared.rollouts, settings, 0, Progress())
+    memory, curve = distill(prepared.model, student, teaching(prepared), settings, 0, Progress())
     assert len(curve) == 16
-    totals = [kl + lm for kl, lm in curve]
-    assert sum(totals[-4:]) < 0.9 * sum(totals[:4])
+    assert sum(curve[-4:]) < 0.9 * sum(curve[:4])
     for layer, source, (keys, values, biases) in zip(memory.compacted, student.compacted, before, strict=True):
         assert layer.lengths == source.lengths
         assert not layer.unbiased
@@ -171,11 +189,15 @@ def test_training_lowers_the_loss_and_moves_everything(prepared: Prepared, stude
     assert all(parameter.grad is None for parameter in prepared.model.network.parameters())
 
 
-def test_a_run_goes_on_from_its_state_exactly(prepared: Prepared, student: Memory, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("replay_batch", [0, 2])
+def test_a_run_goes_on_from_its_state_exactly(
+    replaying: Prepared, student: Memory, monkeypatch: Any, replay_batch: int
+) -> None:
     monkeypatch.setattr("ttmem.compaction.distillation.CHECKPOINT_EVERY", 2)
-    settings = replace(prepared.settings, distill_updates=7, distill_lr=1e-3)
+    changes = {"distill_updates": 7, "distill_lr": 1e-3, "replay_batch": replay_batch, "decay": True}
+    settings = replace(replaying.settings, **changes)
     states: list[DistillationState] = []
-    arguments = (prepared.model, student, prepared.rollouts, settings, 0, Progress())
+    arguments = (replaying.model, student, teaching(replaying), settings, 0, Progress())
     straight, curve = distill(*arguments, checkpoint=states.append)
     assert [state.update for state in states] == [2, 4, 6]
     for state in states:
@@ -187,10 +209,54 @@ def test_a_run_goes_on_from_its_state_exactly(prepared: Prepared, student: Memor
             assert torch.equal(a.biases, b.biases)
 
 
+def test_replayed_pieces_alone_lower_their_loss(replaying: Prepared, student: Memory) -> None:
+    settings = replace(replaying.settings, distill_updates=30, distill_lr=2e-2, distill_batch=0, replay_batch=4)
+    _, curve = distill(replaying.model, student, teaching(replaying), settings, 0, Progress())
+    assert sum(curve[-6:]) < 0.95 * sum(curve[:6])
+
+
+def test_both_sources_add_up(replaying: Prepared, student: Memory) -> None:
+    """One update on rollouts and pieces has the sum of their losses."""
+    found = {}
+    for name, changes in {"both": {}, "rollouts": {"replay_batch": 0}, "pieces": {"distill_batch": 0}}.items():
+        settings = replace(replaying.settings, distill_updates=1, **changes)
+        _, (found[name],) = distill(replaying.model, student, teaching(replaying), settings, 0, Progress())
+    assert found["both"] == pytest.approx(found["rollouts"] + found["pieces"], rel=1e-5)
+
+
+def test_the_whole_vocabulary_is_the_grouped_loss_with_every_token_kept(prepared: Prepared, student: Memory) -> None:
+    every = replace(prepared.settings, top_k=299)
+    rollouts = Prepared(prepared.model, prepared.document, every).rollouts
+    grouped = loss_of(prepared, student, rollouts, [0, 2])
+    whole = loss_of(prepared, student, rollouts, [0, 2], full_vocabulary=True)
+    assert whole.item() == pytest.approx(grouped.item(), rel=1e-4)
+
+
+def test_the_lm_loss_is_weighted(prepared: Prepared, student: Memory) -> None:
+    none, one, two = (loss_of(prepared, student, prepared.rollouts, [0], lm_weight=w).item() for w in (0, 1, 2))
+    assert two - one == pytest.approx(one - none, rel=1e-4)
+    assert one > none
+
+
+def test_without_biases_these_stay_as_they_are(prepared: Prepared, student: Memory) -> None:
+    settings = replace(prepared.settings, biases=False, distill_updates=2)
+    memory, _ = distill(prepared.model, student, teaching(prepared), settings, 0, Progress())
+    assert all(layer.unbiased and not layer.biases.any() for layer in memory.compacted)
+
+
+def test_the_rate_warms_up_and_falls_to_zero() -> None:
+    settings = LatentSettings(distill_updates=40, decay=True)
+    factors = [rate_factor(update, settings) for update in range(40)]
+    assert factors[0] == pytest.approx(0.25)
+    assert max(factors) == factors[3] == pytest.approx(1 - 3 / 40)
+    assert factors[-1] == pytest.approx(1 / 40)
+    assert {rate_factor(update, replace(settings, decay=False)) for update in range(40)} == {1.0}
+
+
 def test_gradients_are_clipped(prepared: Prepared, student: Memory) -> None:
     """With a norm of zero nothing moves (AdamW divides by epsilon)."""
     settings = replace(prepared.settings, distill_updates=2, clip=1e-30)
-    memory, _ = distill(prepared.model, student, prepared.rollouts, settings, 0, Progress())
+    memory, _ = distill(prepared.model, student, teaching(prepared), settings, 0, Progress())
     for a, b in zip(memory.compacted, student.compacted, strict=True):
         torch.testing.assert_close(a.keys, b.keys, atol=1e-6, rtol=0)
 

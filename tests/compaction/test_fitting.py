@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ttmem import LatentSettings, Memory, Model, Progress
-from ttmem.compaction.fitting import STD_FLOOR, fit, fitting_problem, mass_biases
+from ttmem import LatentSettings, Model, Progress
+from ttmem.compaction.fitting import STD_FLOOR, FittingProblem, fit, fitting_problem, mass_biases
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.rollouts import Rollouts
-from ttmem.compaction.selection import LayerSelection, select
+from ttmem.compaction.selection import LayerSelection, initial_layers, select
 from ttmem.compaction.settings import Budget
 from ttmem.memory.layer import LayerMemory
 
@@ -28,12 +27,20 @@ def prepared(request: pytest.FixtureRequest, make_prepared: Any) -> Prepared:
 @pytest.fixture(scope="module")
 def selections(prepared: Prepared) -> list[LayerSelection]:
     budget = Budget.of(prepared.document.length, tokens=24)
-    return select(prepared.full, prepared.scores, prepared.rollouts, budget, prepared.settings)
+    return select(prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, prepared.settings)
 
 
 def run(prepared: Prepared, selections: list[LayerSelection], seed: int = 0, **changes: Any) -> Any:
     settings = replace(prepared.settings, **changes)
-    return fit(prepared.full, selections, prepared.rollouts, settings, seed, Progress())
+    latents = selections[0].latents.shape[1]
+    layers = initial_layers(prepared.full, selections)
+    return fit(layers, latents, prepared.rollouts.pools, prepared.rollouts.scales, settings, seed, Progress())
+
+
+def problem_of(prepared: Prepared, selections: list[LayerSelection], latents: int | None = -1) -> FittingProblem:
+    layers = initial_layers(prepared.full, selections)
+    latents = selections[0].latents.shape[1] if latents == -1 else latents
+    return fitting_problem(layers, latents, prepared.rollouts.pools, prepared.rollouts.scales)
 
 
 def direct_loss(layer: LayerMemory, rollouts: Rollouts, slot: int, positions: Tensor) -> Tensor:
@@ -58,7 +65,7 @@ def compacted(layers: list[Any]) -> list[LayerMemory]:
 def test_the_loss_with_merged_preservers_is_the_loss_over_all_entries(
     prepared: Prepared, selections: list[LayerSelection]
 ) -> None:
-    problem = fitting_problem(prepared.full, selections, prepared.rollouts)
+    problem = problem_of(prepared, selections)
     torch.manual_seed(0)
     for trained in (problem.keys, problem.values, problem.biases):
         trained += 0.3 * torch.randn_like(trained)
@@ -89,7 +96,7 @@ def test_heads_without_preservers(prepared: Prepared, selections: list[LayerSele
 
 
 def test_gradients_reach_the_latents_and_nothing_else(prepared: Prepared, selections: list[LayerSelection]) -> None:
-    problem = fitting_problem(prepared.full, selections, prepared.rollouts)
+    problem = problem_of(prepared, selections)
     for trained in (problem.keys, problem.values, problem.biases):
         trained.requires_grad_(True)
     problem.losses(torch.arange(10)).sum().backward()
@@ -149,9 +156,12 @@ def test_windows_are_passed_on(prepared: Prepared, selections: list[LayerSelecti
 def test_layers_do_not_influence_each_other(prepared: Prepared, selections: list[LayerSelection]) -> None:
     together, curve = run(prepared, selections)
     slot = 1
-    alone = Memory([prepared.full.compacted[slot]], prepared.document.length, prepared.full.info)
-    rollouts: Any = SimpleNamespace(pools=[prepared.rollouts.pools[slot]], scales=[prepared.rollouts.scales[slot]])
-    layers, own_curve = fit(alone, [selections[slot]], rollouts, prepared.settings, 0, Progress())
+    alone = [layer for layer in initial_layers(prepared.full, selections) if isinstance(layer, LayerMemory)][slot]
+    pools, scales = [prepared.rollouts.pools[slot]], [prepared.rollouts.scales[slot]]
+    layers, own_curve = fit(
+        [alone], selections[slot].latents.shape[1], pools, scales, prepared.settings, 0, Progress()
+    )
+    assert isinstance(layers[0], LayerMemory)
     torch.testing.assert_close(layers[0].keys, compacted(together)[slot].keys, atol=1e-5, rtol=1e-4)
     assert [losses[0] for losses in own_curve] == pytest.approx([losses[slot] for losses in curve], rel=1e-4)
 
@@ -175,14 +185,14 @@ def test_more_sampled_positions_than_the_pool_has(model: Model, make_prepared: A
     settings = LatentSettings(rollouts=2, rollout_tokens=2, top_k=4, pool=5, fit_updates=2)
     prepared = make_prepared(model, settings=settings)
     budget = Budget.of(prepared.document.length, tokens=8)
-    chosen = select(prepared.full, prepared.scores, prepared.rollouts, budget, settings)
-    _, curve = fit(prepared.full, chosen, prepared.rollouts, settings, 0, Progress())
+    chosen = select(prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, settings)
+    _, curve = run(prepared, chosen)
     assert torch.isfinite(torch.tensor(curve)).all()
 
 
 def test_mass_biases_carry_the_missing_mass(prepared: Prepared, selections: list[LayerSelection]) -> None:
     """Per head, the mean over its queries of log((Z_full - Z_preservers) / Z_trained), in doubles."""
-    biases = mass_biases(fitting_problem(prepared.full, selections, prepared.rollouts))
+    biases = mass_biases(problem_of(prepared, selections))
     for slot, (source, selection) in enumerate(zip(prepared.full.compacted, selections, strict=True)):
         pool, scale = prepared.rollouts.pools[slot], prepared.rollouts.scales[slot]
         queries = pool.queries.double().unflatten(0, (source.num_heads, -1))
@@ -191,3 +201,31 @@ def test_mass_biases_carry_the_missing_mass(prepared: Prepared, selections: list
             missing = mass.sum(-1) - mass[..., selection.preservers[head]].sum(-1)
             expected = (missing / mass[..., selection.latents[head]].sum(-1)).log().mean()
             assert biases[slot, head].tolist() == pytest.approx([expected.item()] * biases.shape[-1], abs=1e-3)
+
+
+def test_without_mass_the_loss_is_that_of_the_outputs(prepared: Prepared, selections: list[LayerSelection]) -> None:
+    problem = problem_of(prepared, selections)
+    positions = torch.arange(20)
+    with_mass, without = problem.losses(positions), problem.losses(positions, log_z_weight=0.0)
+    double = problem.losses(positions, log_z_weight=2.0)
+    assert (without < with_mass).all()
+    torch.testing.assert_close(double - with_mass, with_mass - without, rtol=1e-4, atol=1e-5)
+
+
+def test_training_preservers_too_has_the_same_loss_at_the_start(
+    prepared: Prepared, selections: list[LayerSelection]
+) -> None:
+    positions = torch.arange(20)
+    every, latents = problem_of(prepared, selections, None), problem_of(prepared, selections)
+    torch.testing.assert_close(every.losses(positions), latents.losses(positions), rtol=1e-4, atol=1e-5)
+    layers, _ = run(prepared, selections, fit_preservers=True, fit_updates=3)
+    for layer, source, selection in zip(compacted(layers), prepared.full.compacted, selections, strict=True):
+        heads = zip(layer.heads(), source.heads(), selection.preservers, selection.latents, strict=True)
+        for (keys, _, _), (all_keys, _, _), kept, trained in heads:
+            assert keys.shape[0] == len(kept) + len(trained)
+            assert not (keys[: len(kept)] == all_keys[kept]).all(dim=-1).any()
+
+
+def test_without_biases_they_stay_zero(prepared: Prepared, selections: list[LayerSelection]) -> None:
+    layers, _ = run(prepared, selections, biases=False, mass_start=True)
+    assert not any(layer.biases.any() for layer in compacted(layers))

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttmem import Model, Progress
-from ttmem.compaction.importance import CUE_TOKENS, kvzip_plus_scores, value_norms
+from ttmem.compaction.importance import replay_document, value_norms
 from ttmem.compaction.kvzip_plus import KVzipPlus
 from ttmem.compaction.prompts import replay_request
 from ttmem.compaction.settings import Budget
+from ttmem.compaction.supervision import CUE_TOKENS
 from ttmem.memory.layer import LayerMemory
 
 
@@ -74,7 +75,7 @@ def test_scores_equal_the_formula_with_eager_weights(
     full = make_prepared(model).full
     values = [layer.values.unflatten(0, (layer.num_heads, -1)) for layer in full.compacted]
     expected = direct_scores(model, eager, full.tokens.tolist(), values, chunk)
-    found = kvzip_plus_scores(model, full, chunk, Progress())
+    found = replay_document(model, full, chunk, 32, 0, Progress()).scores
     assert len(found) == len(expected)
     for scores, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(scores, wanted, atol=1e-6, rtol=1e-3)
@@ -100,9 +101,9 @@ def test_hooks_are_removed_also_after_an_error(model: Model, make_prepared: Any)
             raise KeyboardInterrupt
 
     full = make_prepared(model).full
-    kvzip_plus_scores(model, full, 64, Progress())
+    replay_document(model, full, 64, 32, 0, Progress())
     with pytest.raises(KeyboardInterrupt):
-        kvzip_plus_scores(model, full, 64, Stop())
+        replay_document(model, full, 64, 32, 0, Stop())
     assert all(not layer.module._forward_pre_hooks for layer in model.layers)
 
 

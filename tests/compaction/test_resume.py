@@ -27,7 +27,7 @@ SETTINGS = LatentSettings(
     distill_updates=5,
     distill_batch=2,
 )
-STEPS = ["rollouts", "scores", "stage1", "stage2"]
+STEPS = ["rollouts", "replay", "stage1", "stage2"]
 
 
 class KilledAfter(Progress):
@@ -112,7 +112,7 @@ def test_killed_at_a_step(
         patch.setattr(Workspace, "save", noted)
         resumed = run(subject, document_text, tmp_path / "work", resume=True)
     assert_identical(resumed, straight)
-    finished = ["scores", "rollouts", "stage1"]
+    finished = ["replay", "rollouts", "stage1"]
     if step in finished:
         assert (step in computed) != saved
 
@@ -199,7 +199,7 @@ def test_a_damaged_step_is_refused(model: Model, document_text: str, tmp_path: P
             metadata = opened.metadata()
             tensors = {name: opened.get_tensor(name).clone() for name in sorted(opened.keys())[1:]}
         save_file(tensors, path, metadata)
-    if step in ("rollouts", "scores"):  # a later step does without them
+    if step in ("rollouts", "replay"):  # a later step does without them
         (tmp_path / "work" / "stage1.safetensors").unlink()
     with pytest.raises(ResumeError):
         run(model, document_text, tmp_path / "work", resume=True)

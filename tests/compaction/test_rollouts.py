@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ttmem import LatentSettings, Memory, Model, Progress
 from ttmem.compaction import rollouts as rollouts_module
-from ttmem.compaction.rollouts import QueryPool, Rollouts, collect_rollouts, max_log_attention, thin
+from ttmem.compaction.rollouts import QueryPool, Rollouts, collect_rollouts, max_log_attention
 from ttmem.memory.layer import LayerMemory
 
 QUESTIONS = ("Summarise the text in detail, please.", "Who?", "When does it leave?")
@@ -87,15 +87,15 @@ def test_some_answers_end_early(teacher: tuple[Model, Memory], collected: Rollou
 
 def test_supervision_is_that_of_a_plain_forward(teacher: tuple[Model, Memory], collected: Rollouts) -> None:
     model, full = teacher
-    assert collected.top_ids.shape == collected.top_logits.shape == (3, 6, 8)
+    assert collected.predictions.top_ids.shape == collected.predictions.top_logits.shape == (3, 6, 8)
     for i, (prompt, answer) in enumerate(zip(PROMPTS, collected.answers, strict=True)):
         logits, _ = plain_run(model, sequence(model, full, prompt, answer))
         steps = logits[-len(answer) - 1 : -1]
         top = steps.topk(8)
-        assert torch.equal(collected.top_ids[i, : len(answer)], top.indices)
-        torch.testing.assert_close(collected.top_logits[i, : len(answer)], top.values, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(collected.log_z[i, : len(answer)], steps.logsumexp(-1), atol=1e-4, rtol=1e-4)
-        assert collected.top_ids[i, : len(answer), 0].tolist() == answer
+        assert torch.equal(collected.predictions.top_ids[i, : len(answer)], top.indices)
+        torch.testing.assert_close(collected.predictions.top_logits[i, : len(answer)], top.values, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(collected.predictions.log_z[i, : len(answer)], steps.logsumexp(-1), atol=1e-4, rtol=1e-4)
+        assert collected.predictions.top_ids[i, : len(answer), 0].tolist() == answer
 
 
 def test_the_pool_holds_every_query_of_unpadded_runs(teacher: tuple[Model, Memory], collected: Rollouts) -> None:
@@ -159,9 +159,9 @@ def test_the_batch_size_changes_nothing(
     found = collect_rollouts(*teacher, PROMPTS, SETTINGS, Progress())
     assert found.answers == collected.answers
     for i, answer in enumerate(found.answers):
-        assert torch.equal(found.top_ids[i, : len(answer)], collected.top_ids[i, : len(answer)])
+        assert torch.equal(found.predictions.top_ids[i, : len(answer)], collected.predictions.top_ids[i, : len(answer)])
         for name in ("top_logits", "log_z"):
-            a, b = (getattr(r, name)[i, : len(answer)] for r in (found, collected))
+            a, b = (getattr(r.predictions, name)[i, : len(answer)] for r in (found, collected))
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     for a, b in zip(found.pools, collected.pools, strict=True):
         torch.testing.assert_close(vars(a), vars(b), atol=1e-4, rtol=1e-4)
@@ -176,7 +176,7 @@ def test_thinning_is_even_and_keeps_both_ends(parts: list[int], size: int) -> No
         numbers = torch.arange(start, start + count, dtype=torch.float32)
         pools.append(QueryPool(numbers.view(1, -1, 1), numbers.view(1, -1, 1), numbers.view(1, -1)))
         start += count
-    pool = thin(pools, size)
+    pool = QueryPool.concatenate(pools).thinned(size)
     kept = pool.log_z[0].int().tolist()
     assert pool.queries[0, :, 0].int().tolist() == pool.outputs[0, :, 0].int().tolist() == kept
     if total <= size:

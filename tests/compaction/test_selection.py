@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,25 +121,26 @@ def random_memory(layers: int, heads: int, length: int) -> Memory:
     length=st.integers(6, 40),
     share=st.floats(0, 1),
     latent=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+    initializer=st.sampled_from(["mixed", "random"]),
     seed=st.integers(0, 99),
 )
 def test_the_initial_memory_holds_exactly_its_budget(
-    layers: int, heads: int, length: int, share: float, latent: float, seed: int
+    layers: int, heads: int, length: int, share: float, latent: float, initializer: str, seed: int
 ) -> None:
     torch.manual_seed(seed)
     memory = random_memory(layers, heads, length)
     budget = Budget.of(length, tokens=4 + round(share * (length - 5)))
-    rollouts: Any = SimpleNamespace(max_log_attention=[torch.randn(heads, length) for _ in range(layers)])
+    attention = [torch.randn(heads, length) for _ in range(layers)]
     scores: list[Tensor] = [torch.rand(heads, length) for _ in range(layers)]
-    settings = replace(LatentSettings(), latent_fraction=latent)
-    selections = select(memory, scores, rollouts, budget, settings)
+    settings = replace(LatentSettings(), latent_fraction=latent, initializer=initializer)
+    selections = select(memory, scores, attention, budget, settings, seed)
     initial = Memory(initial_layers(memory, selections), length, memory.info)
     assert initial.entries == layers * heads * budget.tokens
     assert initial.layers[1] is memory.layers[1]
     for selection in selections:
         assert selection.latents.shape == (heads, settings.latents(budget))
         for row in selection.latents.tolist():
-            assert row[0] == 0
+            assert row[0] == 0 or initializer == "random"
             assert len(set(row)) == len(row)
 
 
@@ -148,7 +148,7 @@ def test_initial_entries_are_copies_of_the_chosen_ones_preservers_first(model: M
     prepared = make_prepared(model)
     full = prepared.full
     budget = Budget.of(full.document_length, ratio=8)
-    selections = select(full, prepared.scores, prepared.rollouts, budget, prepared.settings)
+    selections = select(full, prepared.scores, prepared.rollouts.max_log_attention, budget, prepared.settings)
     layers = initial_layers(full, selections)
     assert sum(layer.total for layer in layers if isinstance(layer, LayerMemory)) == 3 * 2 * budget.tokens
     for layer, source, selection in zip(layers, full.compacted, selections, strict=True):

@@ -19,8 +19,8 @@ IDENTITY = {"document": "a", "seed": 0}
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     workspace = Workspace.open(None, IDENTITY, resume=True)
-    workspace.save("scores", {"a": torch.zeros(2)}, {})
-    assert workspace.load("scores") is None
+    workspace.save("replay", {"a": torch.zeros(2)}, {})
+    assert workspace.load("replay") is None
     workspace.discard()
     assert list(tmp_path.iterdir()) == []
 
@@ -29,9 +29,9 @@ def test_a_step_is_read_as_it_was_saved(tmp_path: Path) -> None:
     workspace = Workspace.open(tmp_path / "work", IDENTITY, resume=False)
     tensors = {"a": torch.randn(3, 2), "b": torch.arange(4, dtype=torch.uint8), "c": torch.randn(2).bfloat16()}
     data = {"update": 3, "lists": [[1], []], "x": 0.1}
-    workspace.save("scores", tensors, data)
+    workspace.save("replay", tensors, data)
     again = Workspace.open(tmp_path / "work", IDENTITY, resume=True)
-    found, kept = again.load("scores") or ({}, {})
+    found, kept = again.load("replay") or ({}, {})
     assert kept == data
     assert set(found) == set(tensors)
     for name, tensor in tensors.items():
@@ -41,21 +41,21 @@ def test_a_step_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_starting_over_forgets_the_steps(tmp_path: Path) -> None:
-    Workspace.open(tmp_path / "work", IDENTITY, resume=False).save("scores", {"a": torch.zeros(1)}, {})
-    assert Workspace.open(tmp_path / "work", IDENTITY, resume=False).load("scores") is None
+    Workspace.open(tmp_path / "work", IDENTITY, resume=False).save("replay", {"a": torch.zeros(1)}, {})
+    assert Workspace.open(tmp_path / "work", IDENTITY, resume=False).load("replay") is None
 
 
 def test_starting_over_for_something_else_is_allowed(tmp_path: Path) -> None:
-    Workspace.open(tmp_path / "work", IDENTITY, resume=False).save("scores", {"a": torch.zeros(1)}, {})
-    assert Workspace.open(tmp_path / "work", {"document": "b"}, resume=False).load("scores") is None
+    Workspace.open(tmp_path / "work", IDENTITY, resume=False).save("replay", {"a": torch.zeros(1)}, {})
+    assert Workspace.open(tmp_path / "work", {"document": "b"}, resume=False).load("replay") is None
 
 
 @pytest.mark.parametrize("other", [{"document": "b", "seed": 0}, {"document": "a", "seed": 1}, {"document": "a"}])
 def test_another_runs_steps_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
-    Workspace.open(tmp_path / "work", IDENTITY, resume=False).save("scores", {"a": torch.zeros(1)}, {})
+    Workspace.open(tmp_path / "work", IDENTITY, resume=False).save("replay", {"a": torch.zeros(1)}, {})
     with pytest.raises(ResumeError, match="another document, model, budget, seed or other settings"):
         Workspace.open(tmp_path / "work", other, resume=True)
-    assert Workspace.open(tmp_path / "work", IDENTITY, resume=True).load("scores") is not None
+    assert Workspace.open(tmp_path / "work", IDENTITY, resume=True).load("replay") is not None
 
 
 def test_the_order_of_the_identity_does_not_count(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_the_order_of_the_identity_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "no data", "data that is no JSON", "a flipped bit"])
 def test_a_damaged_step_is_refused_with_the_remedy(tmp_path: Path, damage: str) -> None:
     workspace = Workspace.open(tmp_path / "work", IDENTITY, resume=False)
-    workspace.save("scores", {"a": torch.randn(50)}, {"n": 1})
-    path = tmp_path / "work" / "scores.safetensors"
+    workspace.save("replay", {"a": torch.randn(50)}, {"n": 1})
+    path = tmp_path / "work" / "replay.safetensors"
     raw = path.read_bytes()
     flipped = raw[:-1] + bytes([raw[-1] ^ 1])
     wrong = {"cut": raw[:-20], "empty": b"", "garbage": b"?" * 200, "a flipped bit": flipped}
@@ -80,12 +80,12 @@ def test_a_damaged_step_is_refused_with_the_remedy(tmp_path: Path, damage: str) 
     else:
         path.write_bytes(wrong[damage])
     with pytest.raises(ResumeError, match=r"scores\.safetensors is damaged.*start over"):
-        workspace.load("scores")
+        workspace.load("replay")
 
 
 def test_discarding_removes_the_folder(tmp_path: Path) -> None:
     workspace = Workspace.open(tmp_path / "work", IDENTITY, resume=False)
-    workspace.save("scores", {"a": torch.zeros(1)}, {})
+    workspace.save("replay", {"a": torch.zeros(1)}, {})
     workspace.discard()
     assert not (tmp_path / "work").exists()
     workspace.discard()

@@ -27,7 +27,9 @@ def compact(
     ratio: float | None = typer.Option(None, help="Times smaller: 16 keeps one sixteenth (the default)."),
     tokens: int | None = typer.Option(None, help="Budget in tokens per layer and head, instead of a ratio."),
     preset: str = typer.Option("balanced", help="quick, balanced or paper: how long to train."),
-    method: str = typer.Option("latent", help="latent, kvzip+ (untrained) or full."),
+    method: str = typer.Option(
+        "latent", help="latent, or to compare: kvzip+, snapkv, pyramidkv, am, am-omp, summary or full."
+    ),
     seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Seed of the training."),
     output: Path | None = typer.Option(None, "--output", "-o", help="The memory file [FILE with .ttmem]."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the finished steps of a killed run."),

@@ -15,7 +15,7 @@ from ttmem.errors import TtmemError
 
 EPILOG = (
     "Exit codes: 0 done, 1 other error, 2 wrong usage, 3 model, 4 document, 5 budget or setting, 6 memory file, "
-    "7 memory of another model, 8 partial work of another run, 9 question, 130 interrupted."
+    "7 memory of another model, 8 partial work of another run, 9 question, 10 task, 130 interrupted."
 )
 
 app = typer.Typer(
@@ -33,13 +33,14 @@ def _register() -> None:
     """Add every command. Their modules import torch late, so that --help is instant."""
     if app.registered_commands:
         return
-    from ttmem.cli import ask, chat, compact, demo, evaluate, info
+    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info
 
     app.command("compact")(compact.compact)
     app.command("ask")(ask.ask)
     app.command("chat")(chat.chat)
     app.command("info")(info.info)
     app.command("eval")(evaluate.evaluate)
+    app.command("bench")(bench.bench)
     app.command("demo")(demo.demo)
 
 

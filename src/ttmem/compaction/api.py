@@ -9,11 +9,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
+from ttmem.compaction.attention_matching import AttentionMatching, AttentionMatchingOMP
 from ttmem.compaction.document import Document
 from ttmem.compaction.kvzip_plus import KVzipPlus
 from ttmem.compaction.latent import LatentCompaction
 from ttmem.compaction.prepared import Prepared
+from ttmem.compaction.pyramidkv import PyramidKV
 from ttmem.compaction.settings import Budget, LatentSettings, preset_settings
+from ttmem.compaction.snapkv import SnapKV
+from ttmem.compaction.summary import TextSummary
 from ttmem.compaction.workspace import Workspace
 from ttmem.errors import BudgetError
 from ttmem.evaluation.fidelity import measure_fidelity
@@ -44,6 +48,11 @@ METHODS: dict[str, Callable[[LatentSettings, int], Method]] = {
     "latent": LatentCompaction,
     "kvzip+": lambda settings, seed: KVzipPlus(),
     "full": lambda settings, seed: FullMemory(),
+    "summary": lambda settings, seed: TextSummary(),
+    "am": lambda settings, seed: AttentionMatching(),
+    "am-omp": lambda settings, seed: AttentionMatchingOMP(),
+    "snapkv": lambda settings, seed: SnapKV(),
+    "pyramidkv": lambda settings, seed: PyramidKV(),
 }
 
 

@@ -1,17 +1,24 @@
-"""Stage 2: train every entry end to end on the teacher's answers (paper 3.4)."""
+"""Stage 2: train every entry end to end on the teacher's predictions (paper 3.4).
+
+The paper learns from answers to generic prompts alone. `settings.replay_batch` adds pieces of the document that are to
+be repeated from memory: these ask for everything the document says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from ttmem.compaction.importance import Replay
 from ttmem.compaction.rollouts import Rollouts
 from ttmem.compaction.sequences import answer_logits, batch_sequences
 from ttmem.compaction.settings import LatentSettings
+from ttmem.compaction.supervision import Supervised, piece_starts, replay_pieces
 from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory
 from ttmem.models import Model
@@ -19,6 +26,8 @@ from ttmem.progress import Progress
 
 CHECKPOINT_EVERY = 50
 """Updates between two checkpoints of a resumable run."""
+WARMUP = 0.1
+"""Part of the updates over which a decaying rate is warmed up."""
 
 
 def grouped_kl(logits: Tensor, top_ids: Tensor, top_logits: Tensor, log_z: Tensor) -> Tensor:
@@ -38,19 +47,15 @@ def grouped_kl(logits: Tensor, top_ids: Tensor, top_logits: Tensor, log_z: Tenso
     return from_top + from_tail
 
 
-def distillation_loss(
-    logits: Tensor, answers: Tensor, mask: Tensor, top_ids: Tensor, top_logits: Tensor, log_z: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(KL, LM) of a padded batch: means over each rollout's own steps, then over rollouts (paper eq. 9-10).
+def full_kl(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL over the whole vocabulary: logits of both [..., V]."""
+    log_p, log_q = teacher.float().log_softmax(-1), logits.float().log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    logits [B, T, V]; answers, mask, log_z [B, T]; top_ids, top_logits [B, T, k].
-    """
-    steps = mask.sum(-1)
-    kl = torch.where(mask, grouped_kl(logits, top_ids, top_logits, log_z), 0.0)
-    lm = torch.where(
-        mask, torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), answers, reduction="none"), 0.0
-    )
-    return (kl.sum(-1) / steps).mean(), (lm.sum(-1) / steps).mean()
+
+def mean_over_steps(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over each sequence's own steps, then over sequences: values and mask [B, T]."""
+    return (torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1)).mean()
 
 
 @dataclass
@@ -61,48 +66,56 @@ class DistillationState:
     tensors: dict[str, Tensor]
 
 
-def trainable(memory: Memory) -> tuple[Memory, list[Tensor]]:
-    """A copy of the memory whose keys, values and biases are fp32 parameters, and these parameters."""
+def trainable(memory: Memory, biases: bool = True) -> tuple[Memory, list[Tensor]]:
+    """A copy of the memory whose keys, values and biases are fp32 parameters, and these parameters.
+
+    Without `biases` these stay as they are.
+    """
     parameters: list[Tensor] = []
     layers = []
     for layer in memory.layers:
         if isinstance(layer, LayerMemory):
-            own = [t.detach().float().clone().requires_grad_(True) for t in (layer.keys, layer.values, layer.biases)]
-            parameters += own
-            layer = LayerMemory(own[0], own[1], own[2], layer.lengths)
+            own = [t.detach().float().clone() for t in (layer.keys, layer.values, layer.biases)]
+            parameters += [part.requires_grad_(True) for part in (own if biases else own[:2])]
+            layer = LayerMemory(own[0], own[1], own[2], layer.lengths, layer.unbiased and not biases)
         layers.append(layer)
-    return Memory(layers, memory.document_length, memory.info, memory.tokens), parameters
+    return replace(memory, layers=layers), parameters
 
 
 def distill(
     model: Model,
     memory: Memory,
-    rollouts: Rollouts,
+    teaching: Teaching,
     settings: LatentSettings,
     seed: int,
     progress: Progress,
     state: DistillationState | None = None,
     checkpoint: Callable[[DistillationState], None] | None = None,
-) -> tuple[Memory, list[tuple[float, float]]]:
-    """Run stage 2 from `memory`. Returns the trained memory (fp32) and (KL, LM) at each update of this run."""
-    student, parameters = trainable(memory)
+) -> tuple[Memory, list[float]]:
+    """Run stage 2 from `memory`. Returns the trained memory (fp32) and the loss at each update of this run."""
+    student, parameters = trainable(memory, settings.biases)
     optimizer = torch.optim.AdamW(parameters, lr=settings.distill_lr, weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
     first = 0
     if state is not None:
         first = state.update
         _restore(state, parameters, optimizer, generator)
-    curve: list[tuple[float, float]] = []
+    pieces = teaching.pieces(settings, seed, skipped=first * settings.replay_batch)
+    curve: list[float] = []
     with progress.stage("stage 2: distillation", settings.distill_updates) as advance:
         advance(first)
         for update in range(first, settings.distill_updates):
-            chosen = torch.randint(len(rollouts.prompts), (settings.distill_batch,), generator=generator)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.distill_lr * rate_factor(update, settings)
             optimizer.zero_grad()
-            kl, lm = rollout_loss(model, student, rollouts, chosen)
-            (kl + lm).backward()
+            total = 0.0
+            for batch in teaching.batches(settings, generator, pieces):
+                loss = supervised_loss(model, student, batch, settings, teaching.full)
+                loss.backward()
+                total += loss.item()
             torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
             optimizer.step()
-            curve.append((kl.item(), lm.item()))
+            curve.append(total)
             advance(1)
             if checkpoint is not None and (update + 1) % CHECKPOINT_EVERY == 0:
                 checkpoint(_state(update + 1, parameters, optimizer, generator))
@@ -111,20 +124,69 @@ def distill(
     return student, curve
 
 
-def rollout_loss(model: Model, memory: Memory, rollouts: Rollouts, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(KL, LM) of some rollouts as one padded batch: the mathematics of one pass per rollout, averaged."""
-    indices = chosen.tolist()
-    batch = batch_sequences(
-        model,
-        memory.document_length,
-        [rollouts.prompts[i] for i in indices],
-        [rollouts.answers[i] for i in indices],
-    )
-    steps = batch.answers.shape[1]
-    supervision = (
-        tensor[chosen, :steps].to(model.device) for tensor in (rollouts.top_ids, rollouts.top_logits, rollouts.log_z)
-    )
-    return distillation_loss(answer_logits(model, memory, batch), batch.answers, batch.answer_mask, *supervision)
+def rate_factor(update: int, settings: LatentSettings) -> float:
+    """The part of the learning rate an update uses: 1, or with decay a linear warmup and a linear fall to zero."""
+    if not settings.decay:
+        return 1.0
+    total = settings.distill_updates
+    return min(1.0, (update + 1) / max(1.0, WARMUP * total)) * (1.0 - update / total)
+
+
+@dataclass
+class Teaching:
+    """What stage 2 learns from: the teacher's rollouts, and the replayed document where pieces of it are asked for."""
+
+    model: Model
+    full: Memory
+    rollouts: Rollouts
+    replay: Replay
+
+    def pieces(self, settings: LatentSettings, seed: int, skipped: int) -> Iterator[int]:
+        """Starts of pieces to repeat, from the one after `skipped`."""
+        starts = piece_starts(self.full.document_length, settings.replay_tokens, seed)
+        return islice(starts, skipped, None)
+
+    def batches(self, settings: LatentSettings, generator: Generator, pieces: Iterator[int]) -> Iterator[Supervised]:
+        """The sequences of one update: some rollouts, drawn with replacement, and the next pieces."""
+        if settings.distill_batch:
+            drawn = torch.randint(len(self.rollouts.prompts), (settings.distill_batch,), generator=generator)
+            yield self.rollouts.chosen(drawn.tolist())
+        if settings.replay_batch:
+            starts = list(islice(pieces, settings.replay_batch))
+            assert self.full.tokens is not None
+            assert self.replay.predictions is not None
+            yield replay_pieces(
+                self.model, self.full.tokens, self.replay.predictions, starts, settings.replay_tokens
+            )
+
+
+def supervised_loss(
+    model: Model, memory: Memory, batch: Supervised, settings: LatentSettings, full: Memory
+) -> Tensor:
+    """KL plus weighted LM loss of some sequences as one padded batch (paper eq. 9-10).
+
+    The mathematics of one pass per sequence: means over each sequence's own steps, then over sequences.
+    """
+    sequences = batch_sequences(model, memory.document_length, batch.prompts, batch.answers)
+    logits = answer_logits(model, memory, sequences)
+    steps = sequences.answers.shape[1]
+    if settings.full_vocabulary:
+        with torch.no_grad():
+            teacher = answer_logits(model, full, sequences)
+        divergence = full_kl(logits, teacher)
+    else:
+        predictions = batch.predictions
+        divergence = grouped_kl(
+            logits,
+            predictions.top_ids[:, :steps].to(model.device),
+            predictions.top_logits[:, :steps].to(model.device),
+            predictions.log_z[:, :steps].to(model.device),
+        )
+    loss = mean_over_steps(divergence, sequences.answer_mask)
+    if settings.lm_weight:
+        lm = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), sequences.answers, reduction="none")
+        loss = loss + settings.lm_weight * mean_over_steps(lm, sequences.answer_mask)
+    return loss
 
 
 def _state(

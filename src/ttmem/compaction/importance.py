@@ -1,13 +1,16 @@
-"""Full memory -> reconstruction scores: how much each entry is used when the model repeats the document (KVzip+)."""
+"""Full memory -> the document's replay: how much each entry is used when the model repeats the document (KVzip+)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ttmem.attention.branches import Branch
-from ttmem.compaction.prompts import replay_request
+from ttmem.compaction.pools import QueryPool, evenly
 from ttmem.compaction.sequences import mask_behind, positions_behind
+from ttmem.compaction.supervision import Predictions, replay_cue
 from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory
 from ttmem.models import Model
@@ -17,13 +20,30 @@ from ttmem.progress import Progress
 MIN_CHUNK = 64
 REQUEST_ROOM = 64
 """Positions left for the request to repeat, where a document comes close to the model's limit."""
-CUE_TOKENS = 8
-"""Tokens of the previous chunk that tell the model where to go on."""
+
+
+@dataclass
+class Replay:
+    """What one replay of the document shows, per compacted layer.
+
+    scores [H, N]: KVzip+ scores of the document's entries. pools: the replayed positions' queries and what the full
+    memory answers them, evenly thinned. scales: the attention scale. predictions [N]: the model's, of every token of
+    the document, where they were asked for.
+    """
+
+    scores: list[Tensor]
+    pools: list[QueryPool]
+    scales: list[float]
+    predictions: Predictions | None = None
 
 
 @torch.no_grad()
-def kvzip_plus_scores(model: Model, memory: Memory, chunk: int, progress: Progress) -> list[Tensor]:
-    """KVzip+ scores [H, N] of every document entry, per compacted layer.
+def replay_document(
+    model: Model, memory: Memory, chunk: int, pool: int, top_k: int, progress: Progress
+) -> Replay:
+    """Replay the document, score every entry as KVzip+ does, and keep `pool` of the replayed positions' queries.
+
+    With `top_k` above 0, the model's predictions of the document's tokens are kept too.
 
     The document is replayed in chunks after a request to repeat it. For a replayed position t, a query head of the
     entry's group and document entry i:
@@ -37,24 +57,28 @@ def kvzip_plus_scores(model: Model, memory: Memory, chunk: int, progress: Progre
     ids = memory.tokens.to(model.device)
     if model.max_positions is not None:  # a document close to the limit is replayed in shorter pieces
         chunk = min(chunk, max(MIN_CHUNK, model.max_positions - memory.document_length - REQUEST_ROOM))
-    scorer = _Scorer(model, memory)
+    scorer = _Scorer(model, memory, evenly(ids.shape[0], pool))
+    predictions = Predictions.empty(ids.shape[0], k=top_k) if top_k else None
     with scorer.watching(), progress.stage("reconstruction scores", ids.shape[0]) as advance:
         for start in range(0, ids.shape[0], chunk):
             part = ids[start : start + chunk]
-            cue = model.decode(ids[max(0, start - CUE_TOKENS) : start]) if start else ""
-            request = torch.tensor(model.encode(replay_request(cue)), device=model.device)
-            scorer.replayed = part.shape[0]
+            request = torch.tensor(replay_cue(model, ids, start), device=model.device)
+            scorer.start, scorer.replayed = start, part.shape[0]
             replay = torch.cat([request, part]).unsqueeze(0)
             mask = torch.ones_like(replay)
-            model.forward(
+            output = model.forward(
                 replay,
                 memory.cache(observer=scorer.observe),
                 attention_mask=mask_behind(memory.document_length, mask),
                 position_ids=positions_behind(memory.document_length, mask),
-                logits_to_keep=1,
+                logits_to_keep=part.shape[0] + 1 if top_k else 1,
             )
+            if predictions is not None:
+                predictions[start : start + part.shape[0],] = Predictions.of(output.logits[0, :-1], top_k)
             advance(part.shape[0])
-    return scorer.scores()
+    replayed = scorer.result()
+    replayed.predictions = predictions
+    return replayed
 
 
 def value_norms(layer: AttentionLayer, memory: LayerMemory) -> Tensor:
@@ -67,13 +91,16 @@ def value_norms(layer: AttentionLayer, memory: LayerMemory) -> Tensor:
 
 
 class _Scorer:
-    """Keeps, per query head and entry, the maximum over replayed positions of log(a / ||h||)."""
+    """Keeps, per query head and entry, the maximum over replayed positions of log(a / ||h||); and some queries."""
 
-    def __init__(self, model: Model, memory: Memory) -> None:
+    def __init__(self, model: Model, memory: Memory, kept: Tensor) -> None:
         self.layers = model.compacted_layers
         self.memories = memory.compacted
         self.slots = {layer.index: slot for slot, layer in enumerate(self.layers)}
-        self.replayed = 0
+        self.kept = kept.to(memory.compacted[0].keys.device)
+        self.start, self.replayed = 0, 0
+        self.parts: list[list[QueryPool]] = [[] for _ in self.layers]
+        self.scales = [0.0] * len(self.layers)
         self.log_norms: list[Tensor] = [torch.empty(0)] * len(self.layers)
         self.highest = [
             layer.keys.new_full((attention.num_heads, layer.lengths[0]), -torch.inf, dtype=torch.float32)
@@ -85,6 +112,8 @@ class _Scorer:
 
     def observe(self, index: int, query: Tensor, scale: float, from_memory: Branch, merged: Branch) -> None:
         slot = self.slots[index]
+        self.scales[slot] = scale
+        self._keep(slot, query, from_memory)
         keys = self.memories[slot].keys.unflatten(0, (self.memories[slot].num_heads, -1)).float()
         group = query.shape[1] // keys.shape[0]
         last = slice(query.shape[2] - self.replayed, None)
@@ -95,11 +124,20 @@ class _Scorer:
             )
             torch.maximum(self.highest[slot][head], log_weights.amax(dim=0), out=self.highest[slot][head])
 
-    def scores(self) -> list[Tensor]:
-        return [
+    def _keep(self, slot: int, query: Tensor, from_memory: Branch) -> None:
+        """Add the queries of this chunk's kept positions, which are the last of the sequence."""
+        here = self.kept[(self.kept >= self.start) & (self.kept < self.start + self.replayed)]
+        rows = here - self.start + query.shape[2] - self.replayed
+        self.parts[slot].append(
+            QueryPool(query[0, :, rows], from_memory.output[0, :, rows], from_memory.log_z[0, :, rows])
+        )
+
+    def result(self) -> Replay:
+        scores = [
             (highest.exp() * value_norms(layer, memory)).unflatten(0, (memory.num_heads, -1)).amax(dim=1)
             for highest, layer, memory in zip(self.highest, self.layers, self.memories, strict=True)
         ]
+        return Replay(scores, [QueryPool.concatenate(parts) for parts in self.parts], self.scales)
 
 
 class _InputNorms:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
-from ttmem.compaction.distillation import DistillationState, distill
+from ttmem.compaction.closed_form import closed_form
+from ttmem.compaction.distillation import DistillationState, Teaching, distill
 from ttmem.compaction.fitting import fit
+from ttmem.compaction.pools import joined
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.selection import LayerSelection, initial_layers, select
 from ttmem.compaction.settings import Budget, LatentSettings
@@ -29,57 +32,66 @@ class LatentCompaction:
 
     def selections(self, prepared: Prepared, budget: Budget) -> list[LayerSelection]:
         """The document positions the memory starts from."""
-        return select(prepared.full, prepared.scores, prepared.rollouts, budget, self.settings)
+        return select(
+            prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, self.settings, self.seed
+        )
 
     def initial(self, prepared: Prepared, budget: Budget) -> Memory:
         """The untrained memory: chosen entries as they are, biases zero."""
         return self._memory(prepared, budget, initial_layers(prepared.full, self.selections(prepared, budget)))
 
     def after_stage_1(self, prepared: Prepared, budget: Budget) -> Memory:
-        """The memory after attention fitting, fp32."""
+        """The memory after attention fitting, fp32: in closed form, by gradient, or by both, one after the other."""
         kept = prepared.workspace.load("stage1")
         if kept is not None:
             return self._memory(prepared, budget, _unpack(prepared.full, *kept))
-        selections = self.selections(prepared, budget)
-        layers, _ = fit(prepared.full, selections, prepared.rollouts, self.settings, self.seed, prepared.progress)
+        settings = self.settings
+        layers = initial_layers(prepared.full, self.selections(prepared, budget))
+        generic, replayed = prepared.rollouts.pools, prepared.replay_pools
+        if settings.closed_form:
+            layers = closed_form(layers, joined(generic, replayed), prepared.scales, settings, prepared.progress)
+        pools = joined(generic, replayed) if settings.fit_replay else generic
+        latents = settings.latents(budget)
+        layers, _ = fit(layers, latents, pools, prepared.scales, settings, self.seed, prepared.progress)
         prepared.workspace.save("stage1", *_pack(layers))
         return self._memory(prepared, budget, layers)
 
     def after_stage_2(self, prepared: Prepared, fitted: Memory) -> Memory:
         """The memory after distillation of a fitted one, in the model's dtype."""
-        if self.settings.distill_updates == 0:
-            return fitted.to(dtype=prepared.full.dtype)
-        workspace = prepared.workspace
-        kept = workspace.load("stage2")
-        state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
-        memory, _ = distill(
-            prepared.model,
-            fitted,
-            prepared.rollouts,
-            self.settings,
-            self.seed,
-            prepared.progress,
-            state,
-            lambda state: workspace.save("stage2", state.tensors, {"update": state.update}),
-        )
-        return memory.to(dtype=prepared.full.dtype)
+        memory = fitted
+        if self.settings.distill_updates:
+            workspace = prepared.workspace
+            kept = workspace.load("stage2")
+            state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
+            memory, _ = distill(
+                prepared.model,
+                fitted,
+                Teaching(prepared.model, prepared.full, prepared.rollouts, prepared.replay),
+                self.settings,
+                self.seed,
+                prepared.progress,
+                state,
+                lambda state: workspace.save("stage2", state.tensors, {"update": state.update}),
+            )
+        return replace(memory.to(dtype=prepared.full.dtype), merging=self.settings.merging)
 
     def _memory(self, prepared: Prepared, budget: Budget, layers: list[LayerMemory | WindowMemory]) -> Memory:
         return prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)
 
 
-def _pack(layers: list[LayerMemory | WindowMemory]) -> tuple[dict[str, Tensor], dict[str, list[list[int]]]]:
+def _pack(layers: list[LayerMemory | WindowMemory]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     compacted = [layer for layer in layers if isinstance(layer, LayerMemory)]
     tensors = {
         f"{i}.{name}": getattr(layer, name)
         for i, layer in enumerate(compacted)
         for name in ("keys", "values", "biases")
     }
-    return tensors, {"lengths": [list(layer.lengths) for layer in compacted]}
+    data = {"lengths": [list(layer.lengths) for layer in compacted], "unbiased": [x.unbiased for x in compacted]}
+    return tensors, data
 
 
 def _unpack(
-    full: Memory, tensors: dict[str, Tensor], data: dict[str, list[list[int]]]
+    full: Memory, tensors: dict[str, Tensor], data: dict[str, Any]
 ) -> list[LayerMemory | WindowMemory]:
     layers: list[LayerMemory | WindowMemory] = []
     slot = 0
@@ -87,7 +99,7 @@ def _unpack(
         if isinstance(layer, LayerMemory):
             device = layer.keys.device
             keys, values, biases = (tensors[f"{slot}.{name}"].to(device) for name in ("keys", "values", "biases"))
-            layer = LayerMemory(keys, values, biases, tuple(data["lengths"][slot]))
+            layer = LayerMemory(keys, values, biases, tuple(data["lengths"][slot]), data["unbiased"][slot])
             slot += 1
         layers.append(layer)
     return layers

@@ -6,18 +6,21 @@ document reuse them.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from ttmem.compaction.document import Document
-from ttmem.compaction.importance import kvzip_plus_scores
+from ttmem.compaction.importance import Replay, replay_document
+from ttmem.compaction.pools import NAMES, QueryPool
 from ttmem.compaction.prefill import full_memory_layers
 from ttmem.compaction.prompts import rollout_prompts
-from ttmem.compaction.rollouts import QueryPool, Rollouts, collect_rollouts
+from ttmem.compaction.rollouts import Rollouts, collect_rollouts
 from ttmem.compaction.settings import Budget, LatentSettings
+from ttmem.compaction.supervision import Predictions
 from ttmem.compaction.workspace import Workspace
 from ttmem.memory import Memory, MemoryInfo
 from ttmem.memory.layer import LayerMemory, WindowMemory
@@ -36,17 +39,57 @@ class Prepared:
     progress: Progress = field(default_factory=Progress)
     workspace: Workspace = field(default_factory=lambda: Workspace(None))
 
-    @cached_property
+    _made: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    seconds: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    """Seconds each artifact took, without those of the artifacts it needed."""
+    used: set[str] = field(default_factory=set, init=False, repr=False)
+    """Artifacts asked for since this was last cleared: what a method's preparation rests on."""
+
+    @property
     def full(self) -> Memory:
         """The uncompacted memory: the teacher's."""
+        return self._artifact("full", self._read)
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """The teacher's answers to the generic prompts, with queries and targets."""
+        return self._artifact("rollouts", self._roll_out)
+
+    @property
+    def replay(self) -> Replay:
+        """The document's replay: KVzip+ scores and replayed queries."""
+        return self._artifact("replay", self._replay)
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """KVzip+ scores [H, N] per compacted layer."""
+        return self.replay.scores
+
+    @property
+    def replay_pools(self) -> list[QueryPool]:
+        """Queries of the replayed document per compacted layer."""
+        return self.replay.pools
+
+    @property
+    def scales(self) -> list[float]:
+        """The attention scale of each compacted layer."""
+        return self.replay.scales
+
+    def _artifact(self, name: str, make: Callable[[], Any]) -> Any:
+        self.used.add(name)
+        if name not in self._made:
+            start, before = time.perf_counter(), sum(self.seconds.values())
+            self._made[name] = make()
+            self.seconds[name] = time.perf_counter() - start - (sum(self.seconds.values()) - before)
+        return self._made[name]
+
+    def _read(self) -> Memory:
         ids = self.document.ids.to(self.model.device).unsqueeze(0)
         with self.progress.stage("reading the document", self.document.length) as advance:
             layers = full_memory_layers(self.model.network, ids, on_chunk=advance)
         return self.memory(layers, "full", Budget(self.document.length, 1.0))
 
-    @cached_property
-    def rollouts(self) -> Rollouts:
-        """The teacher's answers to the generic prompts, with queries and targets."""
+    def _roll_out(self) -> Rollouts:
         kept = self.workspace.load("rollouts")
         if kept is not None:
             return _unpack(*kept, self.model)
@@ -55,15 +98,16 @@ class Prepared:
         self.workspace.save("rollouts", *_pack(rollouts))
         return rollouts
 
-    @cached_property
-    def scores(self) -> list[Tensor]:
-        """KVzip+ scores [H, N] per compacted layer."""
-        kept = self.workspace.load("scores")
+    def _replay(self) -> Replay:
+        kept = self.workspace.load("replay")
         if kept is not None:
-            return [kept[0][f"scores.{i}"].to(self.model.device) for i in range(len(kept[0]))]
-        scores = kvzip_plus_scores(self.model, self.full, self.settings.replay_chunk, self.progress)
-        self.workspace.save("scores", {f"scores.{i}": score for i, score in enumerate(scores)}, {})
-        return scores
+            return _unpack_replay(*kept, self.model)
+        top_k = self.settings.top_k if self.settings.supervises_replay else 0
+        replay = replay_document(
+            self.model, self.full, self.settings.replay_chunk, self.settings.replay_pool, top_k, self.progress
+        )
+        self.workspace.save("replay", *_pack_replay(replay))
+        return replay
 
     def memory(
         self,
@@ -86,31 +130,50 @@ class Prepared:
         return Memory(layers, self.document.length, info, self.document.ids)
 
 
+def _pack_pools(pools: list[QueryPool]) -> dict[str, Tensor]:
+    return {f"pool.{i}.{name}": getattr(pool, name) for i, pool in enumerate(pools) for name in NAMES}
+
+
+def _unpack_pools(tensors: dict[str, Tensor], count: int, model: Model) -> list[QueryPool]:
+    return [QueryPool(*(tensors[f"pool.{i}.{name}"].to(model.device) for name in NAMES)) for i in range(count)]
+
+
+def _pack_predictions(predictions: Predictions) -> dict[str, Tensor]:
+    return {f"predictions.{name}": tensor for name, tensor in vars(predictions).items()}
+
+
+def _unpack_predictions(tensors: dict[str, Tensor]) -> Predictions:
+    return Predictions(*(tensors[f"predictions.{name}"] for name in ("top_ids", "top_logits", "log_z")))
+
+
+def _pack_replay(replay: Replay) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors = {f"scores.{i}": score for i, score in enumerate(replay.scores)} | _pack_pools(replay.pools)
+    if replay.predictions is not None:
+        tensors |= _pack_predictions(replay.predictions)
+    return tensors, {"scales": replay.scales}
+
+
+def _unpack_replay(tensors: dict[str, Tensor], data: dict[str, Any], model: Model) -> Replay:
+    count = len(data["scales"])
+    scores = [tensors[f"scores.{i}"].to(model.device) for i in range(count)]
+    predictions = _unpack_predictions(tensors) if "predictions.log_z" in tensors else None
+    return Replay(scores, _unpack_pools(tensors, count, model), data["scales"], predictions)
+
+
 def _pack(rollouts: Rollouts) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors = {"top_ids": rollouts.top_ids, "top_logits": rollouts.top_logits, "log_z": rollouts.log_z}
-    for i, (pool, attention) in enumerate(zip(rollouts.pools, rollouts.max_log_attention, strict=True)):
-        tensors[f"pool.{i}.queries"] = pool.queries
-        tensors[f"pool.{i}.outputs"] = pool.outputs
-        tensors[f"pool.{i}.log_z"] = pool.log_z
-        tensors[f"max_log_attention.{i}"] = attention
+    tensors = _pack_predictions(rollouts.predictions)
+    tensors |= _pack_pools(rollouts.pools)
+    tensors |= {f"max_log_attention.{i}": attention for i, attention in enumerate(rollouts.max_log_attention)}
     return tensors, {"prompts": rollouts.prompts, "answers": rollouts.answers, "scales": rollouts.scales}
 
 
 def _unpack(tensors: dict[str, Tensor], data: dict[str, Any], model: Model) -> Rollouts:
-    def on_device(name: str) -> Tensor:
-        return tensors[name].to(model.device)
-
     count = len(data["scales"])
     return Rollouts(
         prompts=data["prompts"],
         answers=data["answers"],
-        top_ids=tensors["top_ids"],
-        top_logits=tensors["top_logits"],
-        log_z=tensors["log_z"],
-        pools=[
-            QueryPool(*(on_device(f"pool.{i}.{name}") for name in ("queries", "outputs", "log_z")))
-            for i in range(count)
-        ],
-        max_log_attention=[on_device(f"max_log_attention.{i}") for i in range(count)],
+        predictions=_unpack_predictions(tensors),
+        pools=_unpack_pools(tensors, count, model),
+        max_log_attention=[tensors[f"max_log_attention.{i}"].to(model.device) for i in range(count)],
         scales=data["scales"],
     )

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ttmem.attention.branches import Branch
+from ttmem.compaction.pools import QueryPool
 from ttmem.compaction.sequences import mask_behind, positions_behind
 from ttmem.compaction.settings import LatentSettings
+from ttmem.compaction.supervision import Predictions, Supervised
 from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory
 from ttmem.models import Model
@@ -22,23 +24,11 @@ ROWS = 2048
 
 
 @dataclass
-class QueryPool:
-    """Post-rotary queries of one layer and what the full memory answers them.
-
-    queries [H*G, P, d] in the model's dtype; outputs [H*G, P, value_dim] and log_z [H*G, P] fp32, over the document.
-    """
-
-    queries: Tensor
-    outputs: Tensor
-    log_z: Tensor
-
-
-@dataclass
 class Rollouts:
     """J prompts, the teacher's greedy answers, and the supervision both stages take from them.
 
     prompts, answers: token ids; an answer ends with the end token where the teacher ended.
-    top_ids, top_logits [J, T, k]: the teacher's top tokens per answer step; log_z [J, T]: its vocabulary normalizer.
+    predictions [J, T]: the teacher's, per answer step.
     pools: one per compacted layer, thinned; scales: the attention scale of each.
     max_log_attention: [H, N] per compacted layer, the maximum over all queries of a head's group (before thinning) of
     the log softmax weight over the document (paper eq. 6).
@@ -46,12 +36,17 @@ class Rollouts:
 
     prompts: list[list[int]]
     answers: list[list[int]]
-    top_ids: Tensor
-    top_logits: Tensor
-    log_z: Tensor
+    predictions: Predictions
     pools: list[QueryPool]
     max_log_attention: list[Tensor]
     scales: list[float]
+
+    def chosen(self, indices: list[int]) -> Supervised:
+        """Some of the rollouts, as long as their longest answer."""
+        answers = [self.answers[i] for i in indices]
+        steps = max(map(len, answers))
+        predictions = self.predictions[torch.tensor(indices)]
+        return Supervised([self.prompts[i] for i in indices], answers, predictions[:, :steps])
 
 
 @torch.no_grad()
@@ -62,18 +57,15 @@ def collect_rollouts(
     encoded = [model.encode(prompt) for prompt in prompts]
     steps = settings.rollout_tokens
     count = len(encoded)
-    top_ids = torch.zeros(count, steps, settings.top_k, dtype=torch.long)
-    top_logits = torch.zeros(count, steps, settings.top_k)
-    log_z = torch.zeros(count, steps)
+    predictions = Predictions.empty(count, steps, k=settings.top_k)
     answers: list[list[int]] = []
     capture = _Capture(memory, model)
     with progress.stage("teacher rollouts", count * (steps + 1)) as advance:
         for start in range(0, count, BATCH):
             part = encoded[start : start + BATCH]
-            rows = slice(start, start + len(part))
-            answers += _answer(model, memory, part, capture, top_ids[rows], top_logits[rows], log_z[rows], advance)
+            answers += _answer(model, memory, part, capture, predictions[start : start + len(part)], advance)
     pools = capture.pools(settings.pool)
-    return Rollouts(encoded, answers, top_ids, top_logits, log_z, pools, capture.max_log_attention, capture.scales)
+    return Rollouts(encoded, answers, predictions, pools, capture.max_log_attention, capture.scales)
 
 
 def _answer(
@@ -81,13 +73,11 @@ def _answer(
     memory: Memory,
     prompts: list[list[int]],
     capture: _Capture,
-    top_ids: Tensor,
-    top_logits: Tensor,
-    log_z: Tensor,
+    predictions: Predictions,
     advance: Advance,
 ) -> list[list[int]]:
-    """Greedy answers of one batch; fills the three supervision tensors and the capture."""
-    steps = top_ids.shape[1]
+    """Greedy answers of one batch; fills `predictions` [B, T] and the capture."""
+    steps = predictions.log_z.shape[1]
     ids, mask = model.left_pad(prompts)
     alive = torch.ones(len(prompts), dtype=torch.bool, device=model.device)
     ends = torch.tensor(sorted(model.eos_token_ids), device=model.device)
@@ -106,11 +96,8 @@ def _answer(
         advance(len(prompts))
         if step == steps or not alive.any():
             break
-        logits = output.logits[:, -1].float()
-        best = logits.topk(top_ids.shape[-1], dim=-1)
-        top_ids[:, step], top_logits[:, step] = best.indices.cpu(), best.values.cpu()
-        log_z[:, step] = logits.logsumexp(-1).cpu()
-        token = best.indices[:, 0]
+        predictions[:, step] = Predictions.of(output.logits[:, -1], predictions.top_ids.shape[-1])
+        token = predictions.top_ids[:, step, 0].to(model.device)
         chosen.append(token)
         lengths += alive
         ids = token.unsqueeze(1)
@@ -164,17 +151,7 @@ class _Capture:
 
     def pools(self, size: int) -> list[QueryPool]:
         """All captured queries per layer, evenly thinned to `size` positions."""
-        return [thin(parts, size) for parts in self.done]
-
-
-def thin(parts: list[QueryPool], size: int) -> QueryPool:
-    """Concatenate along the position axis and keep `size` evenly spaced positions (all, where there are fewer)."""
-    queries, outputs, log_z = (
-        torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("queries", "outputs", "log_z")
-    )
-    total = queries.shape[1]
-    keep = torch.linspace(0, total - 1, min(size, total), dtype=torch.float64, device=queries.device).round().long()
-    return QueryPool(*(part[:, keep].contiguous() for part in (queries, outputs, log_z)))
+        return [QueryPool.concatenate(parts).thinned(size) for parts in self.done]
 
 
 def max_log_attention(pool: QueryPool, layer: LayerMemory, scale: float) -> Tensor:

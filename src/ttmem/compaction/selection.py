@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttmem.compaction.rollouts import Rollouts
 from ttmem.compaction.settings import Budget, LatentSettings
 from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory, WindowMemory
@@ -22,17 +21,30 @@ class LayerSelection:
 
 
 def select(
-    memory: Memory, scores: list[Tensor], rollouts: Rollouts, budget: Budget, settings: LatentSettings
+    memory: Memory,
+    scores: list[Tensor],
+    max_log_attention: list[Tensor],
+    budget: Budget,
+    settings: LatentSettings,
+    seed: int = 0,
 ) -> list[LayerSelection]:
-    """Choose L*H*B entries in all: M per head are anchors and diversifiers, the rest preservers, ranked globally."""
+    """Choose L*H*B entries in all: M per head are anchors and diversifiers, the rest preservers, ranked globally.
+
+    scores and max_log_attention are [H, N] per layer. The seed matters to random entries only.
+    """
     num_latents, num_anchors = settings.latents(budget), settings.anchors(budget)
     heads = sum(layer.num_heads for layer in memory.compacted)
     preservers = global_top(scores, heads * (budget.tokens - num_latents))
+    generator = torch.Generator().manual_seed(seed)
     selections = []
-    for layer, chosen, attention in zip(memory.compacted, preservers, rollouts.max_log_attention, strict=True):
-        keys = layer.keys.unflatten(0, (layer.num_heads, -1))
-        anchors = choose_anchors(attention, num_anchors)
-        selections.append(LayerSelection(chosen, farthest_first(keys, anchors, num_latents)))
+    for layer, chosen, attention in zip(memory.compacted, preservers, max_log_attention, strict=True):
+        if settings.initializer == "random":
+            draws = [torch.randperm(attention.shape[1], generator=generator) for _ in range(layer.num_heads)]
+            latents = torch.stack(draws)[:, :num_latents].to(attention.device)
+        else:
+            keys = layer.keys.unflatten(0, (layer.num_heads, -1))
+            latents = farthest_first(keys, choose_anchors(attention, num_anchors), num_latents)
+        selections.append(LayerSelection(chosen, latents))
     return selections
 
 

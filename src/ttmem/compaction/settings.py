@@ -10,6 +10,10 @@ MIN_TOKENS = 4
 """A smaller budget than this per head leaves no room for a sink beside anything else."""
 
 
+INITIALIZERS = ("mixed", "random")
+MERGINGS = ("normalizer", "equal")
+
+
 @dataclass(frozen=True)
 class Budget:
     """KV pairs per layer and KV head, on average: B. `ratio` is N / B for the document it was made for."""
@@ -42,7 +46,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class LatentSettings:
-    """Every constant of the method. The defaults are the paper's recipe (docs/methods/latent-compaction.md)."""
+    """Every constant of the method. The defaults are the paper's recipe (docs/methods/latent-compaction.md).
+
+    What is marked (ours) is not in the paper, and off by default; what is marked (ablation) is there to be taken away.
+    """
 
     rollouts: int = 480
     """Generic prompts answered by the teacher, of the 480 in `prompts.py`."""
@@ -52,42 +59,83 @@ class LatentSettings:
     """Teacher tokens kept one by one per answer step; the rest is one tail category."""
     replay_chunk: int = 1024
     """Tokens of the document replayed at once for the reconstruction scores."""
+    replay_pool: int = 4096
+    """Query positions of the replay that are kept, evenly thinned."""
+    initializer: str = "mixed"
+    """What takes the latent slots: "mixed" (anchors and diversifiers), or "random" document positions (ablation)."""
     latent_fraction: float = 0.25
     """Part of the budget that goes to anchors and diversifiers; the rest are preservers."""
     anchor_fraction: float = 0.25
     """Part of those that are anchors."""
+    biases: bool = True
+    """Whether entries have biases; without, they stay zero (ablation)."""
+    merging: str = "normalizer"
+    """How memory and new tokens are weighed: by "normalizer" (paper eq. 5), or "equal" at inference (ablation)."""
+
+    closed_form: bool = False
+    """Start from biases and values in closed form on generic and replayed queries, for all entries (ours)."""
+    closed_bound: float = 6.0
+    """Biases of the closed form lie within +- this."""
+    closed_ridge: float = 0.1
+    """How strongly values of the closed form are held at their originals, relative to the mean curvature."""
     mass_start: bool = False
     """Start the biases of anchors and diversifiers where a head's mass is right on average, instead of at zero (ours).
     Early layers attend to the whole document: a few entries miss most of the mass, and biases of zero take a thousand
     updates to get there."""
     pool: int = 4096
-    """Query positions kept for stage 1, evenly thinned."""
+    """Query positions of the rollouts kept for stage 1, evenly thinned."""
+    fit_replay: bool = False
+    """Whether stage 1 fits the replay's queries beside those of the rollouts (ours)."""
     fit_updates: int = 1000
     fit_lr: float = 3e-3
     fit_positions: int = 128
     """Query positions sampled per stage-1 update."""
+    fit_preservers: bool = False
+    """Whether preservers train in stage 1 too (ablation)."""
+    log_z_weight: float = 1.0
+    """Weight of the log-normalizer's loss in stage 1 (0: ablation)."""
+
     distill_updates: int = 1000
     distill_lr: float = 1e-4
     distill_batch: int = 4
     """Rollouts per stage-2 update."""
+    replay_batch: int = 0
+    """Pieces of the document per stage-2 update, each to be repeated from memory (ours)."""
+    replay_tokens: int = 64
+    """Tokens of such a piece."""
+    lm_weight: float = 1.0
+    """Weight of the cross-entropy of the teacher's tokens beside the KL divergence (0: ablation)."""
+    full_vocabulary: bool = False
+    """KL over the whole vocabulary instead of the top tokens and a tail; the teacher runs again (ablation)."""
+    decay: bool = False
+    """Warm the stage-2 rate up over a tenth of the updates, then let it fall linearly to zero (ours)."""
     clip: float = 1.0
     """Stage-2 gradients are clipped to this norm."""
 
     def __post_init__(self) -> None:
         """Raise BudgetError for a value outside its range, before any computing."""
-        for name in ("rollouts", "rollout_tokens", "top_k", "replay_chunk", "pool", "fit_positions", "distill_batch"):
+        counts = ("rollouts", "rollout_tokens", "top_k", "replay_chunk", "replay_pool", "pool", "fit_positions")
+        for name in (*counts, "replay_tokens"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("fit_updates", "distill_updates"):
+        for name in ("fit_updates", "distill_updates", "distill_batch", "replay_batch", "log_z_weight", "lm_weight"):
             self._require(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("fit_lr", "distill_lr", "clip"):
+        for name in ("fit_lr", "distill_lr", "clip", "closed_bound", "closed_ridge"):
             self._require(name, getattr(self, name) > 0, "above 0")
         for name in ("latent_fraction", "anchor_fraction"):
             self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        for name, known in (("initializer", INITIALIZERS), ("merging", MERGINGS)):
+            self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         self._require("rollouts", self.rollouts <= 480, "at most 480")
+        self._require("distill_batch", self.distill_batch + self.replay_batch >= 1, "at least 1 without replay_batch")
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
             raise BudgetError(f"the setting {name} is {getattr(self, name)}; it must be {wanted}")
+
+    @property
+    def supervises_replay(self) -> bool:
+        """Whether the teacher's predictions while it replays the document are needed."""
+        return self.replay_batch > 0 and self.distill_updates > 0
 
     def latents(self, budget: Budget) -> int:
         """Anchors and diversifiers per head: M = B/4 by default, at least one."""

@@ -54,27 +54,38 @@ def measure_fidelities(
 ) -> dict[str, Fidelity]:
     """`measure_fidelity` for several memories against one pass of the full context."""
     encoded = [model.encode(prompt) for prompt in prompts]
-    sums = {name: torch.zeros(2, dtype=torch.float64) for name in memories}
-    steps = 0
+    answers: list[list[int]] = []
     with (progress or Progress()).stage("fidelity on held-out prompts", len(encoded)) as advance:
         for start in range(0, len(encoded), BATCH):
             part = encoded[start : start + BATCH]
-            answers = greedy_answers(model, full, part, ANSWER_TOKENS)
-            batch = batch_sequences(model, full.document_length, part, answers)
-            teacher = _log_probs(answer_logits(model, full, batch), batch.answer_mask)
-            steps += teacher.shape[0]
-            for name, memory in memories.items():
-                student = _log_probs(answer_logits(model, memory, batch), batch.answer_mask)
-                kl = (teacher.exp() * (teacher - student)).sum(-1)
-                same = teacher.argmax(-1) == student.argmax(-1)
-                sums[name] += torch.stack([kl.sum(), same.sum()]).double().cpu()
+            answers += greedy_answers(model, full, part, ANSWER_TOKENS)
             advance(len(part))
+    return agreement(model, full, memories, encoded, answers)
+
+
+@torch.no_grad()
+def agreement(
+    model: Model, full: Memory, memories: dict[str, Memory], prompts: list[list[int]], answers: list[list[int]]
+) -> dict[str, Fidelity]:
+    """How close memories come to the full context on given answers (token ids) to given prompts, teacher-forced."""
+    sums = {name: torch.zeros(2, dtype=torch.float64) for name in memories}
+    steps = 0
+    for start in range(0, len(prompts), BATCH):
+        rows = slice(start, start + BATCH)
+        teacher = _log_probs(model, full, prompts[rows], answers[rows])
+        steps += teacher.shape[0]
+        for name, memory in memories.items():
+            student = _log_probs(model, memory, prompts[rows], answers[rows])
+            kl = (teacher.exp() * (teacher - student)).sum(-1)
+            same = teacher.argmax(-1) == student.argmax(-1)
+            sums[name] += torch.stack([kl.sum(), same.sum()]).double().cpu()
     return {
-        name: Fidelity(kl=total[0].item() / steps, top1=total[1].item() / steps, steps=steps, prompts=len(encoded))
+        name: Fidelity(kl=total[0].item() / steps, top1=total[1].item() / steps, steps=steps, prompts=len(prompts))
         for name, total in sums.items()
     }
 
 
-def _log_probs(logits: Tensor, mask: Tensor) -> Tensor:
-    """Log-probabilities [steps, V] at the real answer steps."""
-    return logits[mask].float().log_softmax(-1)
+def _log_probs(model: Model, memory: Memory, prompts: list[list[int]], answers: list[list[int]]) -> Tensor:
+    """Log-probabilities [steps, V] at the real answer steps, the document in `memory`."""
+    batch = batch_sequences(model, memory.document_length, prompts, answers)
+    return answer_logits(model, memory, batch)[batch.answer_mask].float().log_softmax(-1)

@@ -87,6 +87,8 @@ def _attend(
     else:
         from_memory = memory_attention(query, memory, scale)
     from_new = fast_attention(query, keys, value, scale, mask=attn_mask, is_causal=is_causal)
+    if layer.merging == "equal":
+        return torch.lerp(from_memory.output, from_new.output, 0.5).to(query.dtype)
     if layer.observer is None:
         return merge_outputs(from_memory, from_new).to(query.dtype)
     merged = merge_branches(from_memory, from_new)
@@ -124,6 +126,7 @@ class MemoryLayer(CacheLayerMixin):
         self.memory = memory
         self.document_length = document_length
         self.observer = observer
+        self.merging = "normalizer"
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
@@ -229,6 +232,8 @@ class MemoryCache(Cache):
             else WindowLayer(index, layer, length)
             for index, layer in enumerate(memory.layers)
         ]
+        for layer in layers:
+            layer.merging = memory.merging
         super().__init__(layers=layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -66,7 +67,10 @@ def read_memory(path: str | PathLike[str], device: torch.device | str = "cpu") -
         info = MemoryInfo(**header["info"])
         tokens = tensors.get("document.tokens")
         _check(layers, info, header["document_length"], tokens)
-        return Memory(layers, header["document_length"], info, tokens if tokens is None else tokens.long())
+        merging = info.settings.get("merging", "normalizer")
+        return Memory(
+            layers, header["document_length"], info, tokens if tokens is None else tokens.long(), merging
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise MemoryFileError(f"{path}: the file's description does not fit its tensors ({error})") from error
 
@@ -88,8 +92,12 @@ def _check(layers: list[LayerMemory | WindowMemory], info: MemoryInfo, length: i
         for key in keys:
             if key not in dict(getattr(info, part)):
                 raise KeyError(f"{part}.{key}")
-    if tokens is not None and (tokens.shape != (length,) or bool((tokens < 0).any())):
-        raise ValueError(f"the document's tokens are not {length} token ids")
+    document = info.document["tokens"]
+    entries = {kept for layer in layers if isinstance(layer, LayerMemory) for kept in layer.lengths}
+    if length != document and entries != {length}:  # only the full cache of a text written for the document may differ
+        raise ValueError(f"the document length is {length}, but the document has {document} tokens")
+    if tokens is not None and (tokens.shape != (document,) or bool((tokens < 0).any())):
+        raise ValueError(f"the document's tokens are not {document} token ids")
 
 
 def not_finite(tensors: dict[str, Tensor]) -> str | None:
@@ -122,14 +130,21 @@ def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
 
 def atomic_save(tensors: dict[str, Tensor], path: str | PathLike[str], metadata: dict[str, str]) -> None:
     """Save tensors as safetensors; `path` is at every moment absent, the old file or the whole new one."""
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    atomic_write(path, lambda temporary: save_file(contiguous, temporary, metadata))
+
+
+def atomic_write(path: str | PathLike[str], write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a temporary file beside `path`, then move it there. Raises MemoryFileError where it cannot."""
     target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         os.close(handle)
     except OSError as error:
         raise MemoryFileError(f"cannot write {target}: {error.strerror}") from error
+    temporary = Path(name)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        write(temporary)
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -137,7 +152,7 @@ def atomic_save(tensors: dict[str, Tensor], path: str | PathLike[str], metadata:
     except (OSError, SafetensorError) as error:
         raise MemoryFileError(f"cannot write {target}: {error}") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

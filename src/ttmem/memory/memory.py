@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +45,15 @@ class Memory:
 
     `tokens` are the document's token ids where they were kept (the default); evaluation against the full context
     needs them, answering does not. A memory is never written by answering, so any number of caches can share it.
+    `merging` is "normalizer": one softmax over memory and new tokens (paper eq. 5); "equal" averages the two branches
+    instead, an ablation that breaks the memory.
     """
 
     layers: list[LayerMemory | WindowMemory]
     document_length: int
     info: MemoryInfo
     tokens: Tensor | None = None
+    merging: str = "normalizer"
 
     def cache(self, observer: Observer | None = None) -> MemoryCache:
         """A fresh transformers cache behind this memory, for `model(...)` or `model.generate(...)`.
@@ -108,8 +111,7 @@ class Memory:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
         """The same memory on another device, or with keys and values in another dtype (biases stay fp32)."""
-        layers = [layer.to(device, dtype) for layer in self.layers]
-        return Memory(layers, self.document_length, self.info, self.tokens)
+        return replace(self, layers=[layer.to(device, dtype) for layer in self.layers])
 
     def check_model(self, model: Model) -> None:
         """Raise MemoryMismatchError unless this memory was made with `model`'s weights and tokenizer."""
