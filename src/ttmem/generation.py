@@ -135,12 +135,15 @@ def first_line(text: str) -> str:
     return stripped.partition("\n")[0].strip()
 
 
-def greedy_answers(model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+def greedy_answers(
+    model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int, no_repeat: int = 0
+) -> list[list[int]]:
     """Greedy token ids of several prompts in one batch; an answer includes its end token.
 
-    Plainly the most likely token at each step, whatever penalties a model's generation config asks for.
+    Plainly the most likely token at each step, whatever penalties a model's generation config asks for; with
+    `no_repeat`, the most likely one that does not repeat that many tokens of prompt and answer in a row.
     """
-    return _generate(model, memory, prompts, max_new_tokens, repetition_penalty=1.0, no_repeat_ngram_size=0)
+    return _generate(model, memory, prompts, max_new_tokens, repetition_penalty=1.0, no_repeat_ngram_size=no_repeat)
 
 
 @torch.no_grad()

@@ -79,7 +79,7 @@ def test_a_damaged_step_is_refused_with_the_remedy(tmp_path: Path, damage: str) 
         path.write_bytes(len(new).to_bytes(8, "little") + new + raw[8 + length :])
     else:
         path.write_bytes(wrong[damage])
-    with pytest.raises(ResumeError, match=r"scores\.safetensors is damaged.*start over"):
+    with pytest.raises(ResumeError, match=r"replay\.safetensors is damaged.*start over"):
         workspace.load("replay")
 
 

@@ -26,6 +26,10 @@ def compact(
     model: str | None = MODEL_OPTION,
     ratio: float | None = typer.Option(None, help="Times smaller: 16 keeps one sixteenth (the default)."),
     tokens: int | None = typer.Option(None, help="Budget in tokens per layer and head, instead of a ratio."),
+    fidelity: float | None = typer.Option(
+        None,
+        help="Instead of a budget: the smallest one with this top-1 agreement with the full context (0.95) is found.",
+    ),
     preset: str = typer.Option("balanced", help="quick, balanced or paper: how long to train."),
     method: str = typer.Option(
         "latent", help="latent, or to compare: kvzip+, snapkv, pyramidkv, am, am-omp, summary or full."
@@ -67,6 +71,7 @@ def compact(
             text,
             ratio=ratio,
             tokens=tokens,
+            fidelity=fidelity,
             preset=preset,
             method=method,
             seed=seed,

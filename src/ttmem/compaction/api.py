@@ -7,7 +7,6 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
 
 from ttmem.compaction.attention_matching import AttentionMatching, AttentionMatchingOMP
 from ttmem.compaction.document import Document
@@ -15,6 +14,7 @@ from ttmem.compaction.kvzip_plus import KVzipPlus
 from ttmem.compaction.latent import LatentCompaction
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.pyramidkv import PyramidKV
+from ttmem.compaction.search import Method, check_fidelity, smallest_memory
 from ttmem.compaction.settings import Budget, LatentSettings, preset_settings
 from ttmem.compaction.snapkv import SnapKV
 from ttmem.compaction.summary import TextSummary
@@ -25,14 +25,6 @@ from ttmem.memory import Memory
 from ttmem.models import Model
 from ttmem.progress import Progress
 from ttmem.versions import versions
-
-
-class Method(Protocol):
-    """A way to compact: one object with its settings as fields, called with a prepared document and a budget."""
-
-    name: str
-
-    def __call__(self, prepared: Prepared, budget: Budget) -> Memory: ...
 
 
 class FullMemory:
@@ -69,6 +61,7 @@ def compact(
     *,
     ratio: float | None = None,
     tokens: int | None = None,
+    fidelity: float | None = None,
     preset: str = "balanced",
     settings: LatentSettings | None = None,
     method: str = "latent",
@@ -81,21 +74,24 @@ def compact(
 ) -> Memory:
     """Turn a document into a small memory for one model, before any question is known.
 
-    Give the budget as a `ratio` (16 keeps one sixteenth; the default when neither is given) or as `tokens` per layer
-    and KV head. `preset` is quick, balanced or paper; `settings` overrides it. The memory carries its fidelity against
+    Give the budget as a `ratio` (16 keeps one sixteenth; the default when nothing is given), as `tokens` per layer and
+    KV head, or as a `fidelity`: the smallest budget of a ladder whose memory has at least this top-1 agreement with the
+    full context on held-out generic prompts. `preset` is quick, balanced or paper; `settings` overrides it. The memory carries its fidelity against
     the full context on held-out generic prompts, unless `measure` is False. With `workdir`, finished steps are kept in
     that folder and `resume` goes on from them, with the same result; delete it once the memory is saved.
 
-    Raises DocumentError (empty, too long), BudgetError (budget or preset), ResumeError (another run's workdir) and
+    Raises DocumentError (empty, too long), BudgetError (budget, preset, or a fidelity none reaches), ResumeError (another run's workdir) and
     MemoryFileError (a workdir that cannot be written).
     """
-    if ratio is None and tokens is None:
+    if fidelity is not None:
+        check_fidelity(fidelity, ratio, tokens)
+    elif ratio is None and tokens is None:
         ratio = 16
     chosen = settings or preset_settings(preset)
     document = Document.of(model, text, name)
-    budget = Budget.of(document.length, ratio, tokens)
+    budget = None if fidelity is not None else Budget.of(document.length, ratio, tokens)
     compaction = make_method(method, chosen, seed)
-    if budget.tokens >= document.length:
+    if budget is not None and budget.tokens >= document.length:
         compaction = FullMemory()
     identity = {
         "document": document.sha256,
@@ -103,14 +99,18 @@ def compact(
         "dtype": str(model.dtype),
         "method": method,
         "settings": asdict(chosen),
-        "budget": budget.tokens,
+        "budget": budget.tokens if budget is not None else {"fidelity": fidelity},
         "seed": seed,
         "versions": versions(),
     }
     workspace = Workspace.open(None if workdir is None else Path(workdir), identity, resume)
     prepared = Prepared(model, document, chosen, progress or Progress(), workspace)
-    memory = compaction(prepared, budget)
+    if budget is None:
+        assert fidelity is not None
+        memory = smallest_memory(compaction, prepared, fidelity)
+    else:
+        memory = compaction(prepared, budget)
     memory.info.created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    if measure and memory is not prepared.full:
+    if measure and not memory.info.fidelity and memory is not prepared.full:
         memory.info.fidelity = asdict(measure_fidelity(model, prepared.full, memory, prepared.progress))
     return memory

@@ -42,7 +42,8 @@ class LatentCompaction:
 
     def after_stage_1(self, prepared: Prepared, budget: Budget) -> Memory:
         """The memory after attention fitting, fp32: in closed form, by gradient, or by both, one after the other."""
-        kept = prepared.workspace.load("stage1")
+        step = f"stage1-{budget.tokens}"
+        kept = prepared.workspace.load(step)
         if kept is not None:
             return self._memory(prepared, budget, _unpack(prepared.full, *kept))
         settings = self.settings
@@ -53,15 +54,15 @@ class LatentCompaction:
         pools = joined(generic, replayed) if settings.fit_replay else generic
         latents = settings.latents(budget)
         layers, _ = fit(layers, latents, pools, prepared.scales, settings, self.seed, prepared.progress)
-        prepared.workspace.save("stage1", *_pack(layers))
+        prepared.workspace.save(step, *_pack(layers))
         return self._memory(prepared, budget, layers)
 
     def after_stage_2(self, prepared: Prepared, fitted: Memory) -> Memory:
         """The memory after distillation of a fitted one, in the model's dtype."""
         memory = fitted
         if self.settings.distill_updates:
-            workspace = prepared.workspace
-            kept = workspace.load("stage2")
+            workspace, step = prepared.workspace, f"stage2-{fitted.info.budget['tokens']}"
+            kept = workspace.load(step)
             state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
             memory, _ = distill(
                 prepared.model,
@@ -71,7 +72,7 @@ class LatentCompaction:
                 self.seed,
                 prepared.progress,
                 state,
-                lambda state: workspace.save("stage2", state.tensors, {"update": state.update}),
+                lambda state: workspace.save(step, state.tensors, {"update": state.update}),
             )
         return replace(memory.to(dtype=prepared.full.dtype), merging=self.settings.merging)
 

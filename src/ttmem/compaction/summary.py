@@ -5,7 +5,7 @@ The reference that needs no cache surgery: what assistants do today when a conve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -29,17 +29,19 @@ class TextSummary:
 
     What is asked follows the summary, from its length on: the memory's `document_length` is the number of the summary's
     tokens, while its info names the original document. Sliding layers hold the summary's window. A summary may be
-    shorter than the budget, and so may be the memory.
+    shorter than the budget, and so may be the memory. Small models fall into loops; `no_repeat` is the number of tokens
+    in a row that a summary may not repeat (0: any).
     """
 
     request: str = REQUEST
+    no_repeat: int = 12
     name = "summary"
 
     def __call__(self, prepared: Prepared, budget: Budget) -> Memory:
         """Write the summary behind the full memory, greedily, and read it alone."""
         ids = self.summary(prepared, budget)
         layers = full_memory_layers(prepared.model.network, torch.tensor([ids], device=prepared.model.device))
-        settings = {"request": self.request, "summary_tokens": len(ids)}
+        settings = {**asdict(self), "summary_tokens": len(ids)}
         return replace(prepared.memory(layers, self.name, budget, settings), document_length=len(ids))
 
     def summary(self, prepared: Prepared, budget: Budget) -> list[int]:
@@ -51,6 +53,6 @@ class TextSummary:
         prompt = model.encode(self.request.format(words=max(1, int(budget.tokens * WORDS_PER_TOKEN))))
         full = prepared.full
         with prepared.progress.stage("writing the summary", 1) as advance:
-            ids = greedy_answers(model, full, [prompt], budget.tokens)[0]
+            ids = greedy_answers(model, full, [prompt], budget.tokens, self.no_repeat)[0]
             advance(1)
         return ids[:-1] if len(ids) > 1 and ids[-1] in model.eos_token_ids else ids

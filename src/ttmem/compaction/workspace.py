@@ -15,7 +15,7 @@ from torch import Tensor
 from ttmem.errors import MemoryFileError, ResumeError
 from ttmem.memory.file import atomic_save, checksum, read_tensors
 
-STEPS = ("replay", "rollouts", "stage1", "stage2")
+STEPS = ("replay", "rollouts", "stage1-*", "stage2-*")
 STAMP = "ttmem-partial"
 """The file that marks a folder as ours, and says what its steps depend on."""
 
@@ -81,8 +81,9 @@ class Workspace:
         """Delete what was kept, and the folder where nothing else is in it."""
         if self.folder is not None and self.folder.is_dir():
             for step in STEPS:
-                for path in (self.folder / f"{step}.safetensors", *self.folder.glob(f".{step}.safetensors.*.tmp")):
-                    path.unlink(missing_ok=True)
+                for pattern in (f"{step}.safetensors", f".{step}.safetensors.*.tmp"):
+                    for path in self.folder.glob(pattern):
+                        path.unlink(missing_ok=True)
             (self.folder / STAMP).unlink(missing_ok=True)
             with suppress(OSError):
                 self.folder.rmdir()

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ttmem.compaction.api import FullMemory, Method, make_method
+from ttmem.compaction.api import FullMemory, make_method
 from ttmem.compaction.document import Document
 from ttmem.compaction.prepared import Prepared
+from ttmem.compaction.search import Method
 from ttmem.compaction.settings import Budget, LatentSettings
 from ttmem.errors import BudgetError, MemoryFileError, ResumeError
 from ttmem.evaluation.fidelity import agreement

@@ -36,7 +36,7 @@ PLACE_ENDS = (
     "ridge stad stead ster ton vale vath vik wick worth"
 ).split()
 MONTHS = "January February March April May June July August September October November December".split()
-LONGEST_MONTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 ATTEMPTS = 1000
 
 
@@ -72,9 +72,12 @@ class Names:
 
     def date(self) -> tuple[str, str]:
         """Day and month, as "14 March" and as "March 14"."""
+        day, month = self._new(self._some_date).split()
+        return f"{day} {month}", f"{month} {day}"
+
+    def _some_date(self) -> str:
         month = self.rng.randrange(12)
-        day = self.rng.randint(1, LONGEST_MONTHS[month])
-        return f"{day} {MONTHS[month]}", f"{MONTHS[month]} {day}"
+        return f"{self.rng.randint(1, DAYS[month])} {MONTHS[month]}"
 
     def _new(self, *makers: Callable[[], str]) -> str:
         """A name not given before: from the first maker, or from the next where that one repeats itself."""

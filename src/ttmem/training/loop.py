@@ -1,0 +1,155 @@
+"""One training loop: an objective, named parameters, a number of steps or of minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ttmem.errors import BudgetError
+from ttmem.progress import Progress
+from ttmem.training.optimizers import make_optimizers
+from ttmem.training.schedules import learning_rate_factor
+
+
+class Objective(Protocol):
+    """What is minimized. Its data depend on the step alone, so that a resumed run sees what it would have seen."""
+
+    def loss(self, step: int) -> Tensor:
+        """The scalar to minimize at `step`."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What `loss` has learned about the run so far, as JSON; empty where it keeps nothing."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train.
+
+    The length is `steps`, or `minutes` of wall-clock time where given: then the figures depend on the machine.
+    """
+
+    steps: int = 1000
+    minutes: float | None = None
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: str = "cosine"
+    warmup: int = 0
+    """Steps over which the learning rate rises."""
+    clip: float = 1.0
+    """Gradients are clipped to this norm."""
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        """Raise BudgetError for a value outside its range, before any computing."""
+        for name in ("steps", "warmup"):
+            self._require(name, getattr(self, name) >= 0, "at least 0")
+        for name in ("lr", "clip"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        self._require("weight_decay", self.weight_decay >= 0, "at least 0")
+        self._require("checkpoint_every", self.checkpoint_every >= 1, "at least 1")
+        self._require("minutes", self.minutes is None or self.minutes > 0, "above 0")
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise BudgetError(f"the setting {name} is {getattr(self, name)}; it must be {wanted}")
+
+    def done(self, step: int, seconds: float) -> float:
+        """The part of the run that is over after `step` steps and `seconds`; 1 or more where it has ended."""
+        if self.minutes is not None:
+            return seconds / (60.0 * self.minutes)
+        return step / self.steps if self.steps else 1.0
+
+
+@dataclass
+class TrainState:
+    """Where a run stands: with the parameters and moments by name, enough to go on as if it had not stopped."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    objective: dict[str, Any] = field(default_factory=dict)
+
+
+def train(
+    parameters: Mapping[str, nn.Parameter],
+    objective: Objective,
+    settings: TrainSettings,
+    progress: Progress | None = None,
+    state: TrainState | None = None,
+    checkpoint: Callable[[TrainState], None] | None = None,
+) -> TrainState:
+    """Train `parameters` in place, from `state` where one is given. Returns the state at the end.
+
+    `checkpoint` gets the state every `checkpoint_every` steps; its time counts as the run's.
+    """
+    optimizers = make_optimizers(settings.optimizer, parameters, settings.lr, settings.weight_decay)
+    step, earlier = 0, 0.0
+    if state is not None:
+        step, earlier = state.step, state.seconds
+        objective.restore(state.objective)
+        _restore(state.tensors, parameters, optimizers)
+    start = time.perf_counter()
+    done = settings.done(step, earlier)
+    with (progress or Progress()).stage("training", 1000) as advance:
+        shown = 0
+        while True:
+            advance(int(1000 * min(done, 1.0)) - shown)
+            shown = int(1000 * min(done, 1.0))
+            if done >= 1.0:
+                break
+            factor = learning_rate_factor(settings.schedule, done, step, settings.warmup)
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = settings.lr * factor
+            objective.loss(step).backward()
+            torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            step += 1
+            seconds = earlier + time.perf_counter() - start
+            done = settings.done(step, seconds)
+            if checkpoint is not None and step % settings.checkpoint_every == 0 and done < 1.0:
+                checkpoint(_state(step, seconds, parameters, optimizers, objective))
+    return _state(step, earlier + time.perf_counter() - start, parameters, optimizers, objective)
+
+
+def _state(
+    step: int,
+    seconds: float,
+    parameters: Mapping[str, nn.Parameter],
+    optimizers: list[Optimizer],
+    objective: Objective,
+) -> TrainState:
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        tensors[f"parameter/{name}"] = parameter.detach().clone()
+        for optimizer in optimizers:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{name}/{key}"] = value.detach().clone()
+    return TrainState(step, seconds, tensors, objective.state())
+
+
+@torch.no_grad()
+def _restore(
+    tensors: dict[str, Tensor], parameters: Mapping[str, nn.Parameter], optimizers: list[Optimizer]
+) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[f"parameter/{name}"])
+        prefix = f"optimizer/{name}/"
+        moments = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        for optimizer in optimizers:
+            if moments and any(parameter is own for group in optimizer.param_groups for own in group["params"]):
+                optimizer.state[parameter] = {key: value.clone() for key, value in moments.items()}

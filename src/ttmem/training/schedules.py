@@ -1,0 +1,28 @@
+"""Learning-rate schedules by name: a factor between 0 and 1 for the part of a run that is done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ttmem.errors import BudgetError
+
+HOLD = 0.4
+"""The part of a run for which "hold" keeps the full rate before it falls linearly."""
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "hold": lambda done: min(1.0, (1.0 - done) / (1.0 - HOLD)),
+}
+
+
+def learning_rate_factor(name: str, done: float, step: int, warmup: int) -> float:
+    """The factor at `step` (from 0) of a run of which the part `done` in [0, 1] is over; it rises for `warmup` steps.
+
+    Raises BudgetError for an unknown name.
+    """
+    if name not in SCHEDULES:
+        raise BudgetError(f"the schedule {name!r} is not one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[name](min(max(done, 0.0), 1.0)) * min(1.0, (step + 1) / max(1, warmup))
