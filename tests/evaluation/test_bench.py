@@ -82,8 +82,8 @@ def test_a_run_goes_on_where_it_stopped(
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]) + lines[-1][:40])  # killed while writing
     made: list[int] = []
-    subject = bench._Subject
-    monkeypatch.setattr(bench, "_Subject", lambda *a: made.append(a[3]) or subject(*a))
+    subject = bench.Subject
+    monkeypatch.setattr(bench, "Subject", lambda *a: made.append(a[3]) or subject(*a))
     resumed = run(model, quick_settings, tmp_path)
     assert made == [0, 1]
     assert len(read_results(path)) == 10

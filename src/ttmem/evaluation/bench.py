@@ -128,7 +128,7 @@ def run_bench(
                     cells = [cell for cell in plan.cells() if (name, length, index, *cell) not in done]
                     if not cells:
                         continue
-                    subject = _Subject(model, tasks[name], length, index, plan.seed, settings)
+                    subject = Subject(model, tasks[name], length, index, plan.seed, settings)
                     for method, ratio in cells:
                         result = subject.result(make_method(method, settings, plan.seed), ratio)
                         append(folder / RESULTS, result)
@@ -137,7 +137,7 @@ def run_bench(
     return [done[key] for key in order]
 
 
-class _Subject:
+class Subject:
     """One document with its questions, prepared once for all methods."""
 
     def __init__(
