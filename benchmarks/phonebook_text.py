@@ -73,9 +73,8 @@ FEW = 0.1
 WORDS_DROPPED = 0.1
 VARIANTS = 4
 """A prompt is also trained on with some of its words left out, in so many ways."""
-STACK = 0.6
-"""Tokens of requests and answers behind a document, in units of the document's, and at least `LEAST_STACK`."""
-LEAST_STACK = 100
+STACK, LEAST_STACK, MOST_STACK = 0.6, 100, 800
+"""Tokens of requests and answers behind a document, in units of the document's, and their bounds."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -176,7 +175,7 @@ class PhonebookText:
         document = self.document(book)
         sequence = TokenSequence()
         sequence.read(document)
-        wanted = len(document) + max(LEAST_STACK, STACK * len(document))
+        wanted = len(document) + min(MOST_STACK, max(LEAST_STACK, STACK * len(document)))
         asked: list[int] = []
         while len(sequence) < wanted:
             kind = rng.choice(4, p=mix.shares)

@@ -1,20 +1,22 @@
 """Train the phonebook model from scratch on a CPU, or measure its checkpoint.
 
-    python benchmarks/train_phonebook.py [--steps 3000 | --minutes 30] [--out benchmarks/phonebook_model] [--resume]
+    python benchmarks/train_phonebook.py [--steps 2600 | --minutes 30] [--out benchmarks/phonebook_model] [--resume]
     python benchmarks/train_phonebook.py --evaluate
 
 The curriculum begins with documents of a few entries and lets them grow whenever the model answers most of them. The
-checkpoint in `--out` is replaced whenever the state is saved to `--state`, from which `--resume` goes on.
+training state is saved to `--state` now and then, from which `--resume` goes on; the checkpoint in `--out` is written
+at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import shutil
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from ttmem.training.loop import TrainSettings, TrainState, train
 from ttmem.training.packing import pad, predict
 
 OUT = Path(__file__).parent / "phonebook_model"
-LENGTHS = (256, 512, 1024, 2048)
+LENGTHS = (256, 512, 1024, 2048, 4096)
 
 FIRST_ENTRIES, MOST_ENTRIES = 3, 72
 """Entries of the longest documents at the start and at the end of the curriculum: 90 and 2,100 tokens."""
@@ -51,11 +53,32 @@ LEAST_BATCHES = 12
 """Batches of long documents between two growths."""
 MEMORY = 0.95
 """The share is a running mean that keeps so much of itself at each batch."""
-GROWN = 12
-"""Entries from which batches are larger, and generic prompts and replays more frequent."""
-EARLY = Mix(questions=0.45, generic=0.1, replays=0.15, restated=0.3)
-LATE = Mix(questions=0.4, generic=0.25, replays=0.2, restated=0.15)
-EARLY_TOKENS, LATE_TOKENS = 1200, 2400
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of batch: entries of its documents, least and most, its tokens and what is asked."""
+
+    least: float
+    most: float
+    tokens: int
+    mix: Mix
+
+
+def kinds(longest: float) -> list[tuple[float, Kind]]:
+    """(share, kind) of the batches where documents of `longest` entries are the longest in the curriculum.
+
+    Mostly its upper two octaves, so that what was learned on shorter documents is kept. Generic prompts get documents
+    in which the letters they look for are rarely there, so that the closest ones must be found.
+    """
+    if longest < 12:
+        return [(1.0, Kind(max(2.0, longest / 4), longest, 1200, Mix(0.45, 0.1, 0.15, 0.3)))]
+    lookups = Kind(longest / 4, longest, 2400, Mix(0.55, 0.05, 0.25, 0.15))
+    quotes = Kind(4.0, min(longest, 36.0), 2400, Mix(0.1, 0.75, 0.15, 0.0))
+    if longest < MOST_ENTRIES:
+        return [(0.7, lookups), (0.3, quotes)]
+    beyond = Kind(longest, 2 * longest, 2400, Mix(0.6, 0.1, 0.2, 0.1))
+    return [(0.65, lookups), (0.3, quotes), (0.05, beyond)]
 
 
 class PhonebookObjective:
@@ -68,21 +91,21 @@ class PhonebookObjective:
 
     def loss(self, step: int) -> Tensor:
         rng = np.random.default_rng([self.seed, step])
-        longest = int(self.longest)
-        # Log-uniform over the upper two octaves: what was learned on shorter documents is kept.
-        entries = round(float(np.exp(rng.uniform(np.log(max(2, longest / 4)), np.log(longest)))))
-        grown = longest >= GROWN
-        tokens, mix = (LATE_TOKENS, LATE) if grown else (EARLY_TOKENS, EARLY)
-        first = self.text.sequence(rng, entries, mix)
-        others = [self.text.sequence(rng, entries, mix) for _ in range(round(tokens / len(first)) - 1)]
+        shares, choices = zip(*kinds(self.longest), strict=True)
+        kind = choices[rng.choice(len(choices), p=shares)]
+        entries = int(np.exp(rng.uniform(np.log(kind.least), np.log(kind.most + 1))))
+        first = self.text.sequence(rng, entries, kind.mix)
+        others = [self.text.sequence(rng, entries, kind.mix) for _ in range(round(kind.tokens / len(first)) - 1)]
         predictions = predict(self.network, pad([first, *others], self.network.config.pad_token_id))
-        if entries >= 0.7 * longest:
+        if entries >= 0.7 * self.longest:
             hits = predictions.hits()[torch.isin(predictions.targets, self.digits)]
-            self._grow(hits.float().mean().item())
+            self._grow(hits)
         return predictions.loss()
 
-    def _grow(self, right: float) -> None:
-        self.right = MEMORY * self.right + (1.0 - MEMORY) * right
+    def _grow(self, hits: Tensor) -> None:
+        if not len(hits):
+            return
+        self.right = MEMORY * self.right + (1.0 - MEMORY) * hits.float().mean().item()
         self.batches += 1
         if self.right > MASTERED and self.batches >= LEAST_BATCHES:
             self.longest = min(float(MOST_ENTRIES), max(self.longest + 1.0, self.longest * GROWTH))
@@ -150,6 +173,7 @@ def save_checkpoint(network: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFas
         copy.deepcopy(network).half().save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
         for path in sorted(fresh.iterdir()):
+            path.chmod(0o644)
             path.replace(out / path.name)
     finally:
         shutil.rmtree(fresh)
@@ -157,7 +181,7 @@ def save_checkpoint(network: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFas
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--minutes", type=float, help="stop after so much time instead of after --steps")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -169,7 +193,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.evaluate:
         model = load_model(args.out, dtype="float32", device="cpu")
-        record("phonebook_model_evaluation", evaluate(model, args.docs, args.seed), args.seed)
+        print(json.dumps(evaluate(model, args.docs, args.seed), indent=1))
         return
 
     console = Console(stderr=True)
@@ -191,9 +215,8 @@ def main() -> None:
 
     def checkpoint(state: TrainState) -> None:
         save_state(state, state_path, run)
-        save_checkpoint(network, tokenizer, args.out)
         model = Model(copy.deepcopy(network), tokenizer, name="phonebook")
-        right = ", ".join(f"{length}: {lookup_accuracy(model, length, 2, args.seed + 1):.2f}" for length in LENGTHS)
+        right = ", ".join(f"{n}: {lookup_accuracy(model, n, 2, args.seed + 1):.2f}" for n in LENGTHS[:-1])
         entries = int(objective.longest)
         console.print(f"step {state.step}, {state.seconds:.0f} s, up to {entries} entries; right at {right}")
 

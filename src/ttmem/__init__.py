@@ -19,6 +19,7 @@ from ttmem.errors import (
     ModelError,
     QuestionError,
     ResumeError,
+    TaskError,
     TtmemError,
 )
 from ttmem.progress import ConsoleProgress, Progress
@@ -89,6 +90,7 @@ __all__ = [
     "Progress",
     "QuestionError",
     "ResumeError",
+    "TaskError",
     "TtmemError",
     "__version__",
     "ask",

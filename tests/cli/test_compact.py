@@ -63,7 +63,7 @@ def test_json(run: Any, document: Path, model_folder: Path) -> None:
     assert all(seconds >= 0 for seconds in found["seconds"].values())
 
 
-@pytest.mark.parametrize("step", ["scores", "rollouts", "stage1"])
+@pytest.mark.parametrize("step", ["replay", "rollouts", "stage1"])
 def test_an_interrupted_run_leaves_no_memory_and_goes_on_with_resume(
     run: Any, document: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_an_interrupted_run_leaves_no_memory_and_goes_on_with_resume(
 
     def interrupted(self: Workspace, name: str, *others: Any) -> None:
         save(self, name, *others)
-        if name == step:
+        if name.partition("-")[0] == step:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -81,7 +81,7 @@ def test_an_interrupted_run_leaves_no_memory_and_goes_on_with_resume(
     assert outcome.code == 130
     assert outcome.out == ""
     assert names(document.parent) == ["ferry.ttmem.partial", "ferry.txt"]
-    assert f"{step}.safetensors" in names(document.parent / "ferry.ttmem.partial")
+    assert any(name.startswith(step) for name in names(document.parent / "ferry.ttmem.partial"))
 
     assert run(*arguments, "--resume").code == 0
     assert names(document.parent) == ["ferry.ttmem", "ferry.txt"]

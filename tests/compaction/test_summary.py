@@ -19,19 +19,23 @@ PROMPT = "\n\nQuestion: When does the ferry leave?\nAnswer:"
 
 
 @torch.no_grad()
-def written_directly(model: Model, ids: list[int], tokens: int) -> list[int]:
-    """The greedy continuation of document and request, one full forward per token."""
-    sequence = ids + model.encode(REQUEST.format(words=max(1, int(0.75 * tokens))))
-    start = len(sequence)
-    while len(sequence) - start < tokens:
-        token = int(model.network(torch.tensor([sequence]), use_cache=False).logits[0, -1].argmax())
+def written_directly(model: Model, ids: list[int], tokens: int, no_repeat: int = 12) -> list[int]:
+    """The likeliest continuation of document and request that repeats no 12 tokens, one full forward per token."""
+    behind = model.encode(REQUEST.format(words=max(1, int(0.75 * tokens))))
+    start = len(behind)
+    while len(behind) - start < tokens:
+        logits = model.network(torch.tensor([ids + behind]), use_cache=False).logits[0, -1]
+        seen = [behind[i : i + no_repeat] for i in range(len(behind) - no_repeat + 1)]
+        for token in logits.argsort(descending=True).tolist():
+            if [*behind[len(behind) - no_repeat + 1 :], token] not in seen:
+                break
         if token in model.eos_token_ids:
             break
-        sequence.append(token)
-    return sequence[start:]
+        behind.append(token)
+    return behind[start:]
 
 
-@pytest.mark.parametrize("tokens", [4, 25])
+@pytest.mark.parametrize("tokens", [4, 40])
 def test_the_memory_is_the_full_cache_of_what_the_model_writes(
     any_model: Model, make_prepared: Any, tokens: int
 ) -> None:
@@ -54,7 +58,7 @@ def test_the_memory_is_the_full_cache_of_what_the_model_writes(
             assert isinstance(layer, LayerMemory)
             assert layer.lengths == (n, n)
     assert memory.info.method == "summary"
-    assert memory.info.settings == {"request": REQUEST, "summary_tokens": n}
+    assert memory.info.settings == {"request": REQUEST, "no_repeat": 12, "summary_tokens": n}
     assert memory.info.document["tokens"] == len(ids)
     assert memory.tokens is not None
     assert memory.tokens.tolist() == ids
@@ -106,3 +110,15 @@ def test_the_end_token_is_not_part_of_the_summary(
     method, budget = TextSummary(), Budget.of(prepared.document.length, tokens=12)
     assert method.summary(prepared, budget) == kept
     assert method(prepared, budget).document_length == len(kept)
+
+
+@pytest.mark.parametrize("no_repeat", [2, 3])
+def test_a_summary_does_not_go_round_in_circles(model: Model, make_prepared: Any, no_repeat: int) -> None:
+    prepared = make_prepared(model)
+    ids, budget = prepared.document.ids.tolist(), Budget.of(prepared.document.length, tokens=80)
+    plain = TextSummary(no_repeat=0).summary(prepared, budget)
+    assert len({tuple(plain[i : i + no_repeat]) for i in range(81 - no_repeat)}) < 81 - no_repeat, "a loop"
+    summary = TextSummary(no_repeat=no_repeat).summary(prepared, budget)
+    assert summary == written_directly(model, ids, 80, no_repeat)
+    pieces = [tuple(summary[i : i + no_repeat]) for i in range(len(summary) - no_repeat + 1)]
+    assert len(set(pieces)) == len(pieces)

@@ -84,12 +84,14 @@ def test_gradients_are_clipped_and_the_rate_follows_the_schedule() -> None:
     torch.testing.assert_close(problem.bias.detach().abs(), torch.full((3,), 0.25), rtol=1e-3, atol=0)
 
 
-def test_minutes_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(1000))
-    monkeypatch.setattr("ttmem.training.loop.time.perf_counter", lambda: float(next(ticks)))
+def test_minutes_end_a_run_and_earlier_time_counts() -> None:
     problem = Regression()
-    state = train(problem.parameters, problem, TrainSettings(minutes=0.1))
-    assert state.step == 6  # the clock of this test ticks once per step
+    settings = TrainSettings(steps=1, minutes=0.2 / 60)
+    state = train(problem.parameters, problem, settings)
+    assert state.step > 1
+    assert state.seconds >= 0.2
+    assert train(problem.parameters, problem, settings, state=state).step == state.step
+    assert settings.done(10**6, 0.05) == pytest.approx(0.25)
 
 
 def test_progress_reaches_its_end() -> None:

@@ -53,17 +53,18 @@ def bench(
     from ttmem.evaluation.summary import markdown, summarize
     from ttmem.memory.file import atomic_write
     from ttmem.progress import ConsoleProgress
-    from ttmem.tasks.registry import expand, make_task, task_names
+    from ttmem.tasks.registry import expand, make_task, task_names, task_options
 
     if list_tasks:
         typer.echo("\n".join(task_names()))
         return
     names = expand(tasks or [])
     options = {name: value for name, value in (("questions", questions), ("data", data)) if value is not None}
-    plan = Plan(
-        tuple(names), tuple(_words(methods)), _numbers(ratios, float), _numbers(lengths, int), docs, seed
-    )
-    made = {name: make_task(name, **options) for name in names}
+    plan = Plan(tuple(names), tuple(_words(methods)), _numbers(ratios, float), _numbers(lengths, int), docs, seed)
+    made = {
+        name: make_task(name, **{key: value for key, value in options.items() if key in task_options(name)})
+        for name in names
+    }
     settings = preset_settings(preset)
     network = load_model(model, dtype, device)
     rows = summarize(run_bench(network, made, plan, settings, output, ConsoleProgress()))

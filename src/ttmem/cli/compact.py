@@ -85,7 +85,7 @@ def compact(
         raise
     memory.save(target, keep_document=keep_document)
     Workspace(partial).discard()
-    fidelity = memory.info.fidelity
+    measured = memory.info.fidelity
     if as_json:
         print_json(
             {"memory": str(target), "bytes": memory.num_bytes(), "seconds": progress.seconds, **vars(memory.info)}
@@ -97,8 +97,8 @@ def compact(
         f"[bold]{escape(str(target))}[/]: {document['tokens']:,} tokens -> {budget['tokens']:,} per layer and head "
         f"({budget['ratio']:.1f}x), {megabytes(memory.num_bytes())}, {sum(progress.seconds.values()):.0f} s"
     )
-    if fidelity:
+    if measured:
         console.print(
-            f"fidelity to the full context on held-out prompts: KL {fidelity['kl']:.3f} nats, "
-            f"same next token {100 * fidelity['top1']:.1f} %"
+            f"fidelity to the full context on held-out prompts: KL {measured['kl']:.3f} nats, "
+            f"same next token {100 * measured['top1']:.1f} %"
         )

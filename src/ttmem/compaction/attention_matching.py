@@ -40,7 +40,7 @@ class HeadQueries:
 
     def shares(self, keys: Tensor) -> Tensor:
         """exp(s q.k) / Z_full [R, n]: the part of each query's mass over the document that falls on keys [n, d]."""
-        return torch.exp(self.scale * (self.queries @ keys.float().T) - self.log_z.unsqueeze(-1))
+        return torch.addmm(-self.log_z.unsqueeze(-1), self.queries, keys.float().T, alpha=self.scale).exp_()
 
     def split(self, rows: int) -> Iterator[HeadQueries]:
         """The same in parts of at most `rows` queries."""
@@ -89,8 +89,8 @@ class AttentionMatching:
 
     def choose(self, head: HeadQueries, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Positions [count] of highest root-mean-square attention over the queries, and their weights e^b."""
-        squares = torch.stack([part.shares(keys).square().sum(dim=0) for part in head.split(ROWS)]).sum(dim=0)
-        chosen = squares.topk(count).indices.sort().values
+        norms = torch.stack([part.shares(keys).norm(dim=0) for part in head.split(ROWS)]).norm(dim=0)
+        chosen = norms.topk(count).indices.sort().values
         design, mass = head.shares(keys[chosen]), torch.ones_like(head.log_z)
         lower, upper = math.exp(-self.bound), math.exp(self.bound)
         start = clamped_least_squares(design, mass, lower, upper)

@@ -94,7 +94,8 @@ def distill(
 ) -> tuple[Memory, list[float]]:
     """Run stage 2 from `memory`. Returns the trained memory (fp32) and the loss at each update of this run."""
     student, parameters = trainable(memory, settings.biases)
-    optimizer = torch.optim.AdamW(parameters, lr=settings.distill_lr, weight_decay=0.0)
+    sizes = [root_mean_square(parameter) if settings.relative_rate else 1.0 for parameter in parameters]
+    optimizer = torch.optim.AdamW([{"params": [parameter]} for parameter in parameters], weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
     first = 0
     if state is not None:
@@ -105,8 +106,8 @@ def distill(
     with progress.stage("stage 2: distillation", settings.distill_updates) as advance:
         advance(first)
         for update in range(first, settings.distill_updates):
-            for group in optimizer.param_groups:
-                group["lr"] = settings.distill_lr * rate_factor(update, settings)
+            for group, size in zip(optimizer.param_groups, sizes, strict=True):
+                group["lr"] = settings.distill_lr * rate_factor(update, settings) * size
             optimizer.zero_grad()
             total = 0.0
             for batch in teaching.batches(settings, generator, pieces):
@@ -122,6 +123,11 @@ def distill(
     for parameter in parameters:
         parameter.requires_grad_(False)
     return student, curve
+
+
+def root_mean_square(parameter: Tensor) -> float:
+    """Of keys or values [n, d]; 1 for biases [n], which are in units of nats whatever the model."""
+    return parameter.detach().square().mean().sqrt().item() if parameter.dim() > 1 else 1.0
 
 
 def rate_factor(update: int, settings: LatentSettings) -> float:

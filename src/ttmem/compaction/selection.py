@@ -34,7 +34,8 @@ def select(
     """
     num_latents, num_anchors = settings.latents(budget), settings.anchors(budget)
     heads = sum(layer.num_heads for layer in memory.compacted)
-    preservers = global_top(scores, heads * (budget.tokens - num_latents))
+    share = budget.tokens - num_latents
+    preservers = global_top(with_floor(scores, int(settings.preserver_floor * share)), heads * share)
     generator = torch.Generator().manual_seed(seed)
     selections = []
     for layer, chosen, attention in zip(memory.compacted, preservers, max_log_attention, strict=True):
@@ -46,6 +47,13 @@ def select(
             latents = farthest_first(keys, choose_anchors(attention, num_anchors), num_latents)
         selections.append(LayerSelection(chosen, latents))
     return selections
+
+
+def with_floor(scores: list[Tensor], count: int) -> list[Tensor]:
+    """Scores under which the best `count` positions of every head come before all others, in one ranking."""
+    if count == 0:
+        return scores
+    return [score.scatter(1, score.topk(count, dim=-1).indices, torch.inf) for score in scores]
 
 
 def global_top(scores: list[Tensor], count: int) -> list[list[Tensor]]:

@@ -67,6 +67,8 @@ class LatentSettings:
     """Part of the budget that goes to anchors and diversifiers; the rest are preservers."""
     anchor_fraction: float = 0.25
     """Part of those that are anchors."""
+    preserver_floor: float = 0.0
+    """Part of the preservers that is dealt out evenly, a head's best each, before the ranking of all (ours)."""
     biases: bool = True
     """Whether entries have biases; without, they stay zero (ablation)."""
     merging: str = "normalizer"
@@ -97,6 +99,8 @@ class LatentSettings:
 
     distill_updates: int = 1000
     distill_lr: float = 1e-4
+    relative_rate: bool = False
+    """Whether the stage-2 rate of a layer's keys and of its values is in units of their root mean square (ours)."""
     distill_batch: int = 4
     """Rollouts per stage-2 update."""
     replay_batch: int = 0
@@ -121,7 +125,7 @@ class LatentSettings:
             self._require(name, getattr(self, name) >= 0, "at least 0")
         for name in ("fit_lr", "distill_lr", "clip", "closed_bound", "closed_ridge"):
             self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("latent_fraction", "anchor_fraction"):
+        for name in ("latent_fraction", "anchor_fraction", "preserver_floor"):
             self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         for name, known in (("initializer", INITIALIZERS), ("merging", MERGINGS)):
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")

@@ -108,6 +108,8 @@ def run_bench(
     Raises ResumeError when the folder holds another run's results, TaskError where a task cannot be built.
     """
     progress = progress or Progress()
+    for name in plan.methods:
+        make_method(name, settings, plan.seed)
     open_run(folder, model, plan, settings)
     done = {result.key: result for result in read_results(folder / RESULTS)}
     order = [
