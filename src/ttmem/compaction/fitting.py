@@ -113,7 +113,8 @@ def fitting_problem(
         preserved.append(_by_head(_answer_pool(pool, frozen, scale), heads))
         trained.append(own)
     width = max(max(own.lengths) for own in trained)
-    keys, values, biases, real = (torch.stack(parts) for parts in zip(*(padded(own, width) for own in trained), strict=True))
+    parts = zip(*(padded(own, width) for own in trained), strict=True)
+    keys, values, biases, real = (torch.stack(part) for part in parts)
     target = Branch(torch.stack([t.output for t in targets]), torch.stack([t.log_z for t in targets]))
     return FittingProblem(
         queries=torch.stack(queries),
