@@ -60,6 +60,7 @@ MORE_REQUESTS = (
     "What can be learned from the text?",
 )
 """Requests in the manner of questions, so that other wordings than compaction's own are answered too."""
+ANY_ORDER = "\n\nName some entries of the document in any order.\nAnswer:"
 PLACES = (
     (frozenset({"beginning", "begin", "start", "opening", "first"}), 0.0),
     (frozenset({"middle", "halfway"}), 0.5),
@@ -70,6 +71,8 @@ LONG = ("paragraph", "list", "thorough", "names and values", "Number the points"
 
 FEW = 0.1
 """Weight of tokens that say nothing about the document."""
+CHOICE = 8.0
+"""Weight of the letters that choose the entry quoted: the tokens behind them follow from the document."""
 WORDS_DROPPED = 0.1
 VARIANTS = 4
 """A prompt is also trained on with some of its words left out, in so many ways."""
@@ -211,8 +214,11 @@ class PhonebookText:
         for entry in quoted:
             opening = self._newline + self._opening if answer else self._first_opening
             answer += self._line(book, entry, opening)
+        before = len(self._first_opening)
         sequence.read(prompt.ids)
-        sequence.predict([*answer, self._end], [1.0] * (len(answer) + 1))
+        sequence.predict(
+            [*answer, self._end], [1.0] * before + [CHOICE, CHOICE / 2] + [1.0] * (len(answer) - before - 1)
+        )
 
     def _replay(self, sequence: TokenSequence, document: list[int], rng: Generator) -> None:
         start = 0 if rng.random() < 0.3 else int(rng.integers(0, max(1, len(document) - 20)))
@@ -225,7 +231,7 @@ class PhonebookText:
 
     def _restate(self, sequence: TokenSequence, book: Phonebook, rng: Generator) -> None:
         """Some entries in random order: all but the first letters follow from the document."""
-        sequence.read(self._prompts[rng.integers(len(self._prompts))].ids)
+        sequence.read(self._any_order)
         for nth, entry in enumerate(rng.permutation(len(book))[:4]):
             opening = self._newline + self._opening if nth else self._first_opening
             line = self._line(book, entry, opening)
@@ -278,6 +284,10 @@ class PhonebookText:
     @cached_property
     def _space(self) -> list[int]:
         return self.encode(" ")
+
+    @cached_property
+    def _any_order(self) -> list[int]:
+        return self.encode(ANY_ORDER)
 
     @cached_property
     def _question_parts(self) -> tuple[list[int], list[int]]:

@@ -68,17 +68,18 @@ class Kind:
 def kinds(longest: float) -> list[tuple[float, Kind]]:
     """(share, kind) of the batches where documents of `longest` entries are the longest in the curriculum.
 
-    Mostly its upper two octaves, so that what was learned on shorter documents is kept. Generic prompts get documents
-    in which the letters they look for are rarely there, so that the closest ones must be found.
+    Mostly its upper two octaves, so that what was learned on shorter documents is kept. Half of the generic prompts get
+    short documents, which rarely have the letters they look for, so that the closest ones must be found.
     """
     if longest < 12:
         return [(1.0, Kind(max(2.0, longest / 4), longest, 1200, Mix(0.45, 0.1, 0.15, 0.3)))]
     lookups = Kind(longest / 4, longest, 2400, Mix(0.55, 0.05, 0.25, 0.15))
-    quotes = Kind(4.0, min(longest, 36.0), 2400, Mix(0.1, 0.75, 0.15, 0.0))
+    quotes = Kind(longest / 2, longest, 2400, Mix(0.1, 0.8, 0.1, 0.0))
+    short_quotes = Kind(4.0, longest / 2, 2400, Mix(0.1, 0.8, 0.1, 0.0))
     if longest < MOST_ENTRIES:
-        return [(0.7, lookups), (0.3, quotes)]
+        return [(0.7, lookups), (0.15, quotes), (0.15, short_quotes)]
     beyond = Kind(longest, 2 * longest, 2400, Mix(0.6, 0.1, 0.2, 0.1))
-    return [(0.65, lookups), (0.3, quotes), (0.05, beyond)]
+    return [(0.6, lookups), (0.15, quotes), (0.2, short_quotes), (0.05, beyond)]
 
 
 class PhonebookObjective:
