@@ -77,15 +77,15 @@ def test_targets_that_cannot_become_a_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_step_of_another_run_is_refused(tmp_path: Path) -> None:
     first = Workspace.open(tmp_path / "w", {"seed": 0}, resume=False)
-    first.save("scores", {"a": torch.ones(2)}, {})
+    first.save("replay", {"a": torch.ones(2)}, {})
     other = Workspace(tmp_path / "w", "another key")
     with pytest.raises(ttmem.ResumeError, match="another run"):
-        other.load("scores")
+        other.load("replay")
 
 
 def test_discarding_leaves_what_is_not_ours(tmp_path: Path) -> None:
     workspace = Workspace.open(tmp_path / "w", {}, resume=False)
-    workspace.save("scores", {"a": torch.ones(2)}, {})
+    workspace.save("replay", {"a": torch.ones(2)}, {})
     (tmp_path / "w" / "model.safetensors").write_bytes(b"mine")
     workspace.discard()
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["model.safetensors"]
