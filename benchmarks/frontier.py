@@ -1,0 +1,105 @@
+"""Accuracy against preparation seconds: recipes of Latent Compaction on development documents.
+
+    python benchmarks/frontier.py phonebook|facts [--docs 2] [--ratios 16] [--only replay] [--folder frontier]
+
+The documents are made with a seed that no other script uses: recipes may be chosen on them, and are then measured on
+the documents of `accuracy.py`. What a killed run has finished is kept in --folder, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from common import record
+
+import ttmem
+from ttmem.compaction.latent import LatentCompaction
+from ttmem.compaction.settings import LatentSettings, preset_settings
+from ttmem.evaluation.bench import RESULTS, Plan, Subject, append, open_run, read_results
+from ttmem.evaluation.summary import summarize
+from ttmem.tasks.registry import make_task
+
+DEVELOPMENT_SEED = 7
+SUITES = {
+    "phonebook": (str(Path(__file__).parent / "phonebook_model"), "phonebook", 1024),
+    "facts": (None, "facts", 1200),
+}
+
+
+def recipes() -> dict[str, LatentSettings]:
+    """Name -> settings."""
+    quick = preset_settings("quick")
+    closed = replace(
+        quick, closed_form=True, mass_start=False, fit_updates=0, pool=1024, replay_pool=1024, distill_updates=0
+    )
+    replay = replace(
+        closed,
+        decay=True,
+        relative_rate=True,
+        replay_batch=8,
+        replay_tokens=32,
+        distill_batch=0,
+        distill_updates=200,
+        distill_lr=0.07,
+    )
+    return {
+        "quick": quick,
+        "balanced": preset_settings("balanced"),
+        "paper": preset_settings("paper"),
+        "closed form": closed,
+        "closed form, floor .25": replace(closed, preserver_floor=0.25),
+        "closed form, 2 % latents": replace(closed, latent_fraction=0.02),
+        "replay, 2 % latents": replace(replay, latent_fraction=0.02),
+        "replay, 2 % latents, 16 pieces": replace(replay, latent_fraction=0.02, replay_batch=16),
+        "replay, 25 % latents": replay,
+        "replay and rollouts, rate .01, 30 updates": replace(
+            replay, distill_batch=2, replay_batch=4, distill_lr=0.01, distill_updates=30
+        ),
+        "replay and rollouts, rate .003, 30 updates": replace(
+            replay, distill_batch=4, replay_batch=4, distill_lr=0.003, distill_updates=30
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--docs", type=int, default=2)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[16])
+    parser.add_argument("--only", help="only recipes whose name holds this")
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    name, task_name, length = SUITES[arguments.suite]
+    model, task = ttmem.load_model(name), make_task(task_name)
+    chosen = {label: s for label, s in recipes().items() if not arguments.only or arguments.only in label}
+    folder = arguments.folder or Path(f"frontier-{arguments.suite}")
+    plan = Plan((task_name,), ("latent",), tuple(arguments.ratios), (length,), arguments.docs, DEVELOPMENT_SEED)
+    open_run(folder, model, plan, preset_settings("quick"))
+    done = {result.key: result for result in read_results(folder / RESULTS)}
+    progress, results = ttmem.ConsoleProgress(), []
+    with progress.stage("frontier", arguments.docs * len(chosen) * len(arguments.ratios)) as advance:
+        for index in range(arguments.docs):
+            for label, settings in chosen.items():
+                subject: Subject | None = None
+                for ratio in arguments.ratios:
+                    result = done.get((task.name, length, index, label, ratio))
+                    if result is None:
+                        subject = subject or Subject(model, task, length, index, DEVELOPMENT_SEED, settings)
+                        result = subject.result(LatentCompaction(settings), ratio)
+                        result = replace(result, method=label)
+                        append(folder / RESULTS, result)
+                    results.append(result)
+                    advance(1)
+    figures = {
+        "model": model.name,
+        "docs": arguments.docs,
+        "recipes": {label: asdict(settings) for label, settings in chosen.items()},
+        "rows": [asdict(row) for row in summarize(results)],
+    }
+    record(f"frontier_{arguments.suite}", figures, DEVELOPMENT_SEED)
+
+
+if __name__ == "__main__":
+    main()
