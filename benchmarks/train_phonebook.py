@@ -15,6 +15,7 @@ import copy
 import json
 import shutil
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,7 @@ def main() -> None:
         entries = int(objective.longest)
         console.print(f"step {state.step}, {state.seconds:.0f} s, up to {entries} entries; right at {right}")
 
+    start = time.process_time()
     state = train(
         dict(network.named_parameters()),
         objective,
@@ -228,11 +230,13 @@ def main() -> None:
         load_state(state_path, run) if args.resume else None,
         checkpoint,
     )
+    processor_seconds = time.process_time() - start
     save_checkpoint(network, tokenizer, args.out)
     state_path.unlink(missing_ok=True)
     figures = {
         "steps": state.step,
         "seconds": state.seconds,
+        "processor_seconds": processor_seconds,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "settings": asdict(settings),
         **evaluate(load_model(args.out, dtype="float32", device="cpu"), args.docs, args.seed),
