@@ -12,7 +12,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common import record
+from common import PHONEBOOK_MODEL, model_label, record
 
 import ttmem
 from ttmem.compaction.latent import LatentCompaction
@@ -65,7 +65,7 @@ def variants(base: LatentSettings) -> dict[str, dict[str, LatentSettings]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(Path(__file__).parent / "phonebook_model"))
+    parser.add_argument("--model", default=str(PHONEBOOK_MODEL))
     parser.add_argument("--task", default="phonebook")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024])
     parser.add_argument("--docs", type=int, default=20)
@@ -86,10 +86,11 @@ def main() -> None:
     results = run(model, arguments, base, list(distinct))
     tables = {}
     for name, group in groups.items():
-        tables[name] = {label: figures(results[settings]) for label, settings in group.items()}
+        tables[name] = {label: by_length(results[settings]) for label, settings in group.items()}
+    figures = {"model": model_label(model.name), "ratio": arguments.ratio, "docs": arguments.docs}
     record(
         f"ablations_{arguments.task}_{arguments.preset}",
-        {"model": model.name, "ratio": arguments.ratio, "docs": arguments.docs, "base": asdict(base), "tables": tables},
+        {**figures, "base": asdict(base), "tables": tables},
         arguments.seed,
     )
 
@@ -126,7 +127,7 @@ def difference(base: LatentSettings, settings: LatentSettings) -> str:
     return ", ".join(f"{name}={value}" for name, value in changed.items()) or "default"
 
 
-def figures(results: list[Result]) -> dict[str, dict[str, float]]:
+def by_length(results: list[Result]) -> dict[str, dict[str, float]]:
     """Accuracy with its error, and agreement, per length."""
     rows: list[Row] = summarize(results)
     return {

@@ -12,7 +12,7 @@ import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common import record
+from common import PHONEBOOK_MODEL, model_label, record
 
 import ttmem
 from ttmem.compaction.settings import preset_settings
@@ -38,7 +38,7 @@ class Suite:
 
 SUITES = {
     "phonebook": Suite(
-        str(Path(__file__).parent / "phonebook_model"), ("phonebook",), (4, 8, 16, 32, 64), (1024,), 20, questions=20
+        str(PHONEBOOK_MODEL), ("phonebook",), (4, 8, 16, 32, 64), (1024,), 20, questions=20
     ),
     "ruler": Suite(
         None,
@@ -78,7 +78,7 @@ def main() -> None:
     settings = preset_settings(arguments.preset)
     folder = arguments.folder or Path(f"accuracy-{arguments.suite}-{arguments.preset}")
     rows = summarize(run_bench(model, tasks, plan, settings, folder, ttmem.ConsoleProgress()))
-    figures = {"model": model.name, "plan": asdict(plan), "settings": asdict(settings)}
+    figures = {"model": model_label(model.name), "plan": asdict(plan), "settings": asdict(settings)}
     record(
         f"{arguments.suite}_{arguments.preset}", {**figures, "rows": [asdict(row) for row in rows]}, arguments.seed
     )

@@ -13,7 +13,9 @@ import torch
 
 from ttmem.versions import versions
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PHONEBOOK_MODEL = ROOT / "benchmarks" / "phonebook_model"
 
 
 def machine() -> dict[str, Any]:
@@ -28,6 +30,14 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def model_label(name: str) -> str:
+    """A model's name as results give it: folders of this project relative to it, others without where they lie."""
+    path = Path(name)
+    if not path.is_dir():
+        return name
+    return str(path.resolve().relative_to(ROOT)) if path.resolve().is_relative_to(ROOT) else path.name
 
 
 def record(name: str, figures: Any, seed: int | None = None) -> None:

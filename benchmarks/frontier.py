@@ -12,7 +12,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common import record
+from common import PHONEBOOK_MODEL, model_label, record
 
 import ttmem
 from ttmem.compaction.latent import LatentCompaction
@@ -23,7 +23,7 @@ from ttmem.tasks.registry import make_task
 
 DEVELOPMENT_SEED = 7
 SUITES = {
-    "phonebook": (str(Path(__file__).parent / "phonebook_model"), "phonebook", 1024),
+    "phonebook": (str(PHONEBOOK_MODEL), "phonebook", 1024),
     "facts": (None, "facts", 1200),
 }
 
@@ -93,7 +93,7 @@ def main() -> None:
                     results.append(result)
                     advance(1)
     figures = {
-        "model": model.name,
+        "model": model_label(model.name),
         "docs": arguments.docs,
         "recipes": {label: asdict(settings) for label, settings in chosen.items()},
         "rows": [asdict(row) for row in summarize(results)],

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import record
+from common import PHONEBOOK_MODEL, record
 from phonebook_network import build_network
 from phonebook_text import Mix, PhonebookText, build_tokenizer
 from rich.console import Console
@@ -41,7 +41,6 @@ from ttmem.training.checkpoints import load_state, save_state
 from ttmem.training.loop import TrainSettings, TrainState, train
 from ttmem.training.packing import pad, predict
 
-OUT = Path(__file__).parent / "phonebook_model"
 LENGTHS = (256, 512, 1024, 2048, 4096)
 
 FIRST_ENTRIES, MOST_ENTRIES = 3, 72
@@ -185,7 +184,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--minutes", type=float, help="stop after so much time instead of after --steps")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=PHONEBOOK_MODEL)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, help="where the training state is kept (default: beside --out)")
     parser.add_argument("--resume", action="store_true", help="go on from --state")

@@ -19,12 +19,6 @@ from ttmem.compaction.settings import Budget
 from ttmem.memory.layer import LayerMemory
 
 
-@pytest.fixture(scope="module", params=["model", "gemma"])
-def prepared(request: pytest.FixtureRequest, make_prepared: Any) -> Prepared:
-    found: Prepared = make_prepared(request.getfixturevalue(request.param))
-    return found
-
-
 @pytest.fixture(scope="module")
 def kept(prepared: Prepared) -> list[Any]:
     return KVzipPlus()(prepared, Budget.of(prepared.document.length, tokens=12)).layers

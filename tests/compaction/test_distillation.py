@@ -31,12 +31,6 @@ from ttmem.compaction.settings import Budget
 from ttmem.models.layers import cache_keyword
 
 
-@pytest.fixture(scope="module", params=["model", "gemma"])
-def prepared(request: pytest.FixtureRequest, make_prepared: Any) -> Prepared:
-    found: Prepared = make_prepared(request.getfixturevalue(request.param))
-    return found
-
-
 @pytest.fixture(scope="module")
 def student(prepared: Prepared) -> Memory:
     return KVzipPlus()(prepared, Budget.of(prepared.document.length, tokens=24))

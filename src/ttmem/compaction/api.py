@@ -12,9 +12,10 @@ from ttmem.compaction.attention_matching import AttentionMatching, AttentionMatc
 from ttmem.compaction.document import Document
 from ttmem.compaction.kvzip_plus import KVzipPlus
 from ttmem.compaction.latent import LatentCompaction
+from ttmem.compaction.method import Method
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.pyramidkv import PyramidKV
-from ttmem.compaction.search import Method, check_fidelity, smallest_memory
+from ttmem.compaction.search import check_fidelity, smallest_memory
 from ttmem.compaction.settings import Budget, LatentSettings, preset_settings
 from ttmem.compaction.snapkv import SnapKV
 from ttmem.compaction.summary import TextSummary

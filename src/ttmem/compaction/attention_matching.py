@@ -8,12 +8,12 @@ over the entries gives the full document's output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
+from ttmem.compaction.head_queries import HeadQueries, by_head
 from ttmem.compaction.least_squares import bounded_nnls, clamped_least_squares, ridge
 from ttmem.compaction.matching_pursuit import matching_pursuit
 from ttmem.compaction.pools import QueryPool
@@ -24,28 +24,6 @@ from ttmem.memory.layer import LayerMemory, WindowMemory
 
 ROWS = 4096
 """Queries whose attention over the whole document is held at once."""
-
-
-@dataclass
-class HeadQueries:
-    """The replay's queries of one KV head's group and what the full document answers them, fp32.
-
-    queries [R, d], outputs [R, value_dim], log_z [R]: R = query heads of the group * positions. scale: the model's.
-    """
-
-    queries: Tensor
-    outputs: Tensor
-    log_z: Tensor
-    scale: float
-
-    def shares(self, keys: Tensor) -> Tensor:
-        """exp(s q.k) / Z_full [R, n]: the part of each query's mass over the document that falls on keys [n, d]."""
-        return torch.addmm(-self.log_z.unsqueeze(-1), self.queries, keys.float().T, alpha=self.scale).exp_()
-
-    def split(self, rows: int) -> Iterator[HeadQueries]:
-        """The same in parts of at most `rows` queries."""
-        parts = zip(self.queries.split(rows), self.outputs.split(rows), self.log_z.split(rows), strict=True)
-        return (HeadQueries(queries, outputs, log_z, self.scale) for queries, outputs, log_z in parts)
 
 
 @dataclass
@@ -80,8 +58,7 @@ class AttentionMatching:
         keys, values, biases = [], [], []
         for head, (all_keys, all_values, _) in zip(by_head(pool, layer.num_heads, scale), layer.heads(), strict=True):
             chosen, weights = self.choose(head, all_keys, count)
-            shares = head.shares(all_keys[chosen]) * weights
-            attention = shares / shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+            attention = head.attention(all_keys[chosen], weights)
             keys.append(all_keys[chosen].float())
             values.append(ridge(attention, head.outputs, all_values[chosen], self.strength))
             biases.append(weights.log())
@@ -116,9 +93,3 @@ class AttentionMatchingOMP(AttentionMatching):
         chosen, weights = matching_pursuit(head.shares(keys), mass, count, self.per_step, lower, upper)
         chosen, order = chosen.sort()
         return chosen, bounded_nnls(head.shares(keys[chosen]), mass, lower, upper, self.iterations, weights[order])
-
-
-def by_head(pool: QueryPool, heads: int, scale: float) -> Iterator[HeadQueries]:
-    """A layer's pool [H*G, P, ..], KV head by KV head."""
-    parts = (part.unflatten(0, (heads, -1)).flatten(1, 2).float() for part in (pool.queries, pool.outputs, pool.log_z))
-    return (HeadQueries(queries, outputs, log_z, scale) for queries, outputs, log_z in zip(*parts, strict=True))

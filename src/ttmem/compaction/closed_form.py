@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from ttmem.compaction.attention_matching import by_head
+from ttmem.compaction.head_queries import by_head
 from ttmem.compaction.least_squares import bounded_nnls, ridge
 from ttmem.compaction.pools import QueryPool
 from ttmem.compaction.settings import LatentSettings
@@ -50,12 +50,11 @@ def fit_layer(layer: LayerMemory, pool: QueryPool, scale: float, settings: Laten
     keys, values, biases = [], [], []
     lower, upper = math.exp(-settings.closed_bound), math.exp(settings.closed_bound)
     for head, (own_keys, own_values, _) in zip(by_head(pool, layer.num_heads, scale), layer.heads(), strict=True):
-        shares = head.shares(own_keys)
-        weights = shares.new_ones(own_keys.shape[0])
+        weights = own_keys.new_ones(own_keys.shape[0], dtype=torch.float32)
         if settings.biases and own_keys.shape[0]:
-            weights = bounded_nnls(shares, torch.ones_like(head.log_z), lower, upper, ITERATIONS)
-            shares = shares * weights
-        attention = shares / shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+            mass = torch.ones_like(head.log_z)
+            weights = bounded_nnls(head.shares(own_keys), mass, lower, upper, ITERATIONS)
+        attention = head.attention(own_keys, weights)
         keys.append(own_keys.float())
         values.append(ridge(attention, head.outputs, own_values.float(), settings.closed_ridge))
         biases.append(weights.log())

@@ -23,6 +23,7 @@ from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory
 from ttmem.models import Model
 from ttmem.progress import Progress
+from ttmem.training.schedules import learning_rate_factor
 
 CHECKPOINT_EVERY = 50
 """Updates between two checkpoints of a resumable run."""
@@ -135,7 +136,7 @@ def rate_factor(update: int, settings: LatentSettings) -> float:
     if not settings.decay:
         return 1.0
     total = settings.distill_updates
-    return min(1.0, (update + 1) / max(1.0, WARMUP * total)) * (1.0 - update / total)
+    return learning_rate_factor("linear", update / total, update, warmup=round(WARMUP * total))
 
 
 @dataclass

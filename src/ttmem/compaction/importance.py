@@ -76,9 +76,7 @@ def replay_document(
             if predictions is not None:
                 predictions[start : start + part.shape[0],] = Predictions.of(output.logits[0, :-1], top_k)
             advance(part.shape[0])
-    replayed = scorer.result()
-    replayed.predictions = predictions
-    return replayed
+    return Replay(scorer.scores(), scorer.pools(), scorer.scales, predictions)
 
 
 def value_norms(layer: AttentionLayer, memory: LayerMemory) -> Tensor:
@@ -132,12 +130,14 @@ class _Scorer:
             QueryPool(query[0, :, rows], from_memory.output[0, :, rows], from_memory.log_z[0, :, rows])
         )
 
-    def result(self) -> Replay:
-        scores = [
+    def pools(self) -> list[QueryPool]:
+        return [QueryPool.concatenate(parts) for parts in self.parts]
+
+    def scores(self) -> list[Tensor]:
+        return [
             (highest.exp() * value_norms(layer, memory)).unflatten(0, (memory.num_heads, -1)).amax(dim=1)
             for highest, layer, memory in zip(self.highest, self.layers, self.memories, strict=True)
         ]
-        return Replay(scores, [QueryPool.concatenate(parts) for parts in self.parts], self.scales)
 
 
 class _InputNorms:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Protocol
 
+from ttmem.compaction.method import Method
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import Budget
 from ttmem.errors import BudgetError
@@ -13,14 +13,6 @@ from ttmem.memory import Memory
 
 LADDER = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2)
 """Ratios that are tried, smallest memory first."""
-
-
-class Method(Protocol):
-    """A way to compact: one object with its settings as fields, called with a prepared document and a budget."""
-
-    name: str
-
-    def __call__(self, prepared: Prepared, budget: Budget) -> Memory: ...
 
 
 def check_fidelity(fidelity: float, ratio: float | None, tokens: int | None) -> None:

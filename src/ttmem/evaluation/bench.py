@@ -16,8 +16,8 @@ from typing import Any
 
 from ttmem.compaction.api import FullMemory, make_method
 from ttmem.compaction.document import Document
+from ttmem.compaction.method import Method
 from ttmem.compaction.prepared import Prepared
-from ttmem.compaction.search import Method
 from ttmem.compaction.settings import Budget, LatentSettings
 from ttmem.errors import BudgetError, MemoryFileError, ResumeError
 from ttmem.evaluation.fidelity import agreement
@@ -208,7 +208,8 @@ def greedy(model: Model, memory: Memory, prompts: list[list[int]], questions: Se
 
 def open_run(folder: Path, model: Model, plan: Plan, settings: LatentSettings) -> None:
     """Create the folder, or check that it holds results of the same model, settings and seed."""
-    identity = {"model": model.identity(), "dtype": str(model.dtype), "settings": asdict(settings), "seed": plan.seed}
+    own = {"fingerprint": model.fingerprint, "tokenizer": model.tokenizer_hash}  # its name may be any path to it
+    identity = {"model": own, "dtype": str(model.dtype), "settings": asdict(settings), "seed": plan.seed}
     path = folder / RUN
     try:
         folder.mkdir(parents=True, exist_ok=True)

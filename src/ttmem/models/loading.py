@@ -139,7 +139,7 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
     try:
         resolved = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.zeros((), device=resolved).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise ModelError(f"cannot use the device {str(device)!r}: {str(error).strip().splitlines()[0]}") from error
     return resolved
 
