@@ -1,6 +1,6 @@
 """Accuracy against preparation seconds: recipes of Latent Compaction on development documents.
 
-    python benchmarks/frontier.py phonebook|facts [--docs 2] [--ratios 16] [--only replay] [--folder frontier]
+    python benchmarks/frontier.py phonebook|facts [--docs 2] [--ratios 16] [--only "closed form" ...] [--folder frontier]
 
 The documents are made with a seed that no other script uses: recipes may be chosen on them, and are then measured on
 the documents of `accuracy.py`. What a killed run has finished is kept in --folder, and the same command goes on.
@@ -29,37 +29,36 @@ SUITES = {
 
 
 def recipes() -> dict[str, LatentSettings]:
-    """Name -> settings."""
-    quick = preset_settings("quick")
+    """Name -> settings. The first three are the paper's recipe and two shorter ones; the others add what is ours."""
+    paper = preset_settings("paper")
     closed = replace(
-        quick, closed_form=True, mass_start=False, fit_updates=0, pool=1024, replay_pool=1024, distill_updates=0
-    )
-    replay = replace(
-        closed,
+        paper,
+        rollouts=48,
+        pool=1024,
+        replay_pool=1024,
+        closed_form=True,
+        fit_updates=0,
+        distill_updates=0,
+        lm_weight=0.0,
         decay=True,
         relative_rate=True,
-        replay_batch=8,
-        replay_tokens=32,
-        distill_batch=0,
-        distill_updates=200,
-        distill_lr=0.07,
     )
+    passages = replace(closed, passage_rounds=2)
+    split = replace(passages, choose_split=True)
+    trained = replace(split, distill_passages=4, distill_updates=40, distill_lr=0.005)
+    chosen = replace(trained, distill_lr=0.05, trial_updates=6)
+    dense = replace(chosen, passage_rounds=8, distill_passages=8, distill_batch=2)
     return {
-        "quick": quick,
-        "balanced": preset_settings("balanced"),
-        "paper": preset_settings("paper"),
+        "paper": paper,
+        "paper, a fifth": replace(paper, rollouts=120, mass_start=True, distill_updates=200),
+        "paper, a twentieth": replace(paper, rollouts=48, mass_start=True, fit_updates=400, distill_updates=40),
         "closed form": closed,
-        "closed form, floor .25": replace(closed, preserver_floor=0.25),
-        "closed form, 2 % latents": replace(closed, latent_fraction=0.02),
-        "replay, 2 % latents": replace(replay, latent_fraction=0.02),
-        "replay, 2 % latents, 16 pieces": replace(replay, latent_fraction=0.02, replay_batch=16),
-        "replay, 25 % latents": replay,
-        "replay and rollouts, rate .01, 30 updates": replace(
-            replay, distill_batch=2, replay_batch=4, distill_lr=0.01, distill_updates=30
-        ),
-        "replay and rollouts, rate .003, 30 updates": replace(
-            replay, distill_batch=4, replay_batch=4, distill_lr=0.003, distill_updates=30
-        ),
+        "closed form on passages too": passages,
+        "chosen split": split,
+        "chosen split, 40 updates, rate .005": trained,
+        "chosen split and rate, 40 updates": chosen,
+        "chosen split and rate, 100 updates of 10": replace(dense, distill_updates=100),
+        "chosen split and rate, 200 updates of 10": replace(dense, distill_updates=200),
     }
 
 
@@ -68,12 +67,12 @@ def main() -> None:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--docs", type=int, default=2)
     parser.add_argument("--ratios", type=float, nargs="+", default=[16])
-    parser.add_argument("--only", help="only recipes whose name holds this")
+    parser.add_argument("--only", nargs="+", help="only recipes of these names")
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     name, task_name, length = SUITES[arguments.suite]
     model, task = ttmem.load_model(name), make_task(task_name)
-    chosen = {label: s for label, s in recipes().items() if not arguments.only or arguments.only in label}
+    chosen = {label: s for label, s in recipes().items() if not arguments.only or label in arguments.only}
     folder = arguments.folder or Path(f"frontier-{arguments.suite}")
     plan = Plan((task_name,), ("latent",), tuple(arguments.ratios), (length,), arguments.docs, DEVELOPMENT_SEED)
     open_run(folder, model, plan, preset_settings("quick"))

@@ -82,13 +82,14 @@ def loss_of(prepared: Prepared, memory: Memory, rollouts: Rollouts, chosen: list
 
 
 def teaching(prepared: Prepared) -> Teaching:
-    return Teaching(prepared.model, prepared.full, prepared.rollouts, prepared.replay)
+    passages = prepared.passages if prepared.settings.passage_rounds else None
+    return Teaching(prepared.full, prepared.rollouts, passages)
 
 
 @pytest.fixture(scope="module")
-def replaying(prepared: Prepared) -> Prepared:
-    """The same document, prepared for stage 2 with its replay."""
-    settings = replace(prepared.settings, replay_batch=2, replay_tokens=12, replay_chunk=40)
+def reading(prepared: Prepared) -> Prepared:
+    """The same document, prepared for stage 2 with passages."""
+    settings = replace(prepared.settings, passage_rounds=2, distill_passages=2, passage_tokens=12)
     return Prepared(prepared.model, prepared.document, settings)
 
 
@@ -183,15 +184,15 @@ def test_training_lowers_the_loss_and_moves_everything(prepared: Prepared, stude
     assert all(parameter.grad is None for parameter in prepared.model.network.parameters())
 
 
-@pytest.mark.parametrize("replay_batch", [0, 2])
+@pytest.mark.parametrize("distill_passages", [0, 2])
 def test_a_run_goes_on_from_its_state_exactly(
-    replaying: Prepared, student: Memory, monkeypatch: Any, replay_batch: int
+    reading: Prepared, student: Memory, monkeypatch: Any, distill_passages: int
 ) -> None:
     monkeypatch.setattr("ttmem.compaction.distillation.CHECKPOINT_EVERY", 2)
-    changes = {"distill_updates": 7, "distill_lr": 1e-3, "replay_batch": replay_batch, "decay": True}
-    settings = replace(replaying.settings, **changes)
+    changes = {"distill_updates": 7, "distill_lr": 1e-3, "distill_passages": distill_passages, "decay": True}
+    settings = replace(reading.settings, **changes)
     states: list[DistillationState] = []
-    arguments = (replaying.model, student, teaching(replaying), settings, 0, Progress())
+    arguments = (reading.model, student, teaching(reading), settings, 0, Progress())
     straight, curve = distill(*arguments, checkpoint=states.append)
     assert [state.update for state in states] == [2, 4, 6]
     for state in states:
@@ -203,19 +204,19 @@ def test_a_run_goes_on_from_its_state_exactly(
             assert torch.equal(a.biases, b.biases)
 
 
-def test_replayed_pieces_alone_lower_their_loss(replaying: Prepared, student: Memory) -> None:
-    settings = replace(replaying.settings, distill_updates=30, distill_lr=2e-2, distill_batch=0, replay_batch=4)
-    _, curve = distill(replaying.model, student, teaching(replaying), settings, 0, Progress())
+def test_passages_alone_lower_their_loss(reading: Prepared, student: Memory) -> None:
+    settings = replace(reading.settings, distill_updates=30, distill_lr=2e-2, distill_batch=0, distill_passages=4)
+    _, curve = distill(reading.model, student, teaching(reading), settings, 0, Progress())
     assert sum(curve[-6:]) < 0.95 * sum(curve[:6])
 
 
-def test_both_sources_add_up(replaying: Prepared, student: Memory) -> None:
-    """One update on rollouts and pieces has the sum of their losses."""
+def test_both_sources_add_up(reading: Prepared, student: Memory) -> None:
+    """One update on rollouts and passages has the sum of their losses."""
     found = {}
-    for name, changes in {"both": {}, "rollouts": {"replay_batch": 0}, "pieces": {"distill_batch": 0}}.items():
-        settings = replace(replaying.settings, distill_updates=1, **changes)
-        _, (found[name],) = distill(replaying.model, student, teaching(replaying), settings, 0, Progress())
-    assert found["both"] == pytest.approx(found["rollouts"] + found["pieces"], rel=1e-5)
+    for name, changes in {"both": {}, "rollouts": {"distill_passages": 0}, "passages": {"distill_batch": 0}}.items():
+        settings = replace(reading.settings, distill_updates=1, **changes)
+        _, (found[name],) = distill(reading.model, student, teaching(reading), settings, 0, Progress())
+    assert found["both"] == pytest.approx(found["rollouts"] + found["passages"], rel=1e-5)
 
 
 def test_the_whole_vocabulary_is_the_grouped_loss_with_every_token_kept(prepared: Prepared, student: Memory) -> None:

@@ -75,7 +75,7 @@ def test_scores_equal_the_formula_with_eager_weights(
     full = make_prepared(model).full
     values = [layer.values.unflatten(0, (layer.num_heads, -1)) for layer in full.compacted]
     expected = direct_scores(model, eager, full.tokens.tolist(), values, chunk)
-    found = replay_document(model, full, chunk, 32, 0, Progress()).scores
+    found = replay_document(model, full, chunk, 32, Progress()).scores
     assert len(found) == len(expected)
     for scores, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(scores, wanted, atol=1e-6, rtol=1e-3)
@@ -101,9 +101,9 @@ def test_hooks_are_removed_also_after_an_error(model: Model, make_prepared: Any)
             raise KeyboardInterrupt
 
     full = make_prepared(model).full
-    replay_document(model, full, 64, 32, 0, Progress())
+    replay_document(model, full, 64, 32, Progress())
     with pytest.raises(KeyboardInterrupt):
-        replay_document(model, full, 64, 32, 0, Stop())
+        replay_document(model, full, 64, 32, Stop())
     assert all(not layer.module._forward_pre_hooks for layer in model.layers)
 
 

@@ -27,6 +27,18 @@ SETTINGS = LatentSettings(
     distill_updates=5,
     distill_batch=2,
 )
+CHOOSING = replace(
+    SETTINGS,
+    passage_rounds=1,
+    passage_tokens=16,
+    closed_form=True,
+    choose_split=True,
+    fit_updates=0,
+    distill_passages=2,
+    trial_updates=2,
+    distill_lr=0.01,
+    relative_rate=True,
+)
 STEPS = ["rollouts", "replay", "stage1", "stage2"]
 
 
@@ -136,6 +148,20 @@ def test_killed_within_a_stage(
     with pytest.raises(KeyboardInterrupt):
         run(subject, document_text, tmp_path / "work", progress=KilledAfter(stage, units))
     assert_identical(run(subject, document_text, tmp_path / "work", resume=True), straight)
+
+
+@pytest.mark.parametrize("stage", ["passages", "stage 1", "stage 2: choosing", "stage 2: distillation"])
+def test_choices_are_made_again_as_they_were(subject: Model, document_text: str, tmp_path: Path, stage: str) -> None:
+    straight = run(subject, document_text, settings=CHOOSING)
+    for units in (1, 3):
+        progress = KilledAfter(stage, units)
+        with pytest.raises(KeyboardInterrupt):
+            run(subject, document_text, tmp_path / "work", settings=CHOOSING, resume=True, progress=progress)
+    resumed = run(subject, document_text, tmp_path / "work", settings=CHOOSING, resume=True)
+    assert_identical(resumed, straight)
+    assert step_files(tmp_path / "work", "rate")
+    Workspace(tmp_path / "work").discard()
+    assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.parametrize("pool", [7, 64, 10**6])

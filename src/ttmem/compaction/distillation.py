@@ -1,7 +1,7 @@
 """Stage 2: train every entry end to end on the teacher's predictions (paper 3.4).
 
-The paper learns from answers to generic prompts alone. `settings.replay_batch` adds pieces of the document that are to
-be repeated from memory: these ask for everything the document says.
+The paper learns from answers to generic prompts alone. `settings.distill_passages` adds passages of the document, which
+ask for everything it says.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ttmem.compaction.importance import Replay
 from ttmem.compaction.rollouts import Rollouts
 from ttmem.compaction.sequences import answer_logits, batch_sequences
 from ttmem.compaction.settings import LatentSettings
-from ttmem.compaction.supervision import Supervised, piece_starts, replay_pieces
+from ttmem.compaction.supervision import Supervised
 from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory
 from ttmem.models import Model
@@ -92,6 +91,7 @@ def distill(
     progress: Progress,
     state: DistillationState | None = None,
     checkpoint: Callable[[DistillationState], None] | None = None,
+    label: str = "stage 2: distillation",
 ) -> tuple[Memory, list[float]]:
     """Run stage 2 from `memory`. Returns the trained memory (fp32) and the loss at each update of this run."""
     student, parameters = trainable(memory, settings.biases)
@@ -102,16 +102,16 @@ def distill(
     if state is not None:
         first = state.update
         _restore(state, parameters, optimizer, generator)
-    pieces = teaching.pieces(settings, seed, skipped=first * settings.replay_batch)
+    passages = teaching.order(seed, skipped=first * settings.distill_passages)
     curve: list[float] = []
-    with progress.stage("stage 2: distillation", settings.distill_updates) as advance:
+    with progress.stage(label, settings.distill_updates) as advance:
         advance(first)
         for update in range(first, settings.distill_updates):
             for group, size in zip(optimizer.param_groups, sizes, strict=True):
                 group["lr"] = settings.distill_lr * rate_factor(update, settings) * size
             optimizer.zero_grad()
             total = 0.0
-            for batch in teaching.batches(settings, generator, pieces):
+            for batch in teaching.batches(settings, generator, passages):
                 loss = supervised_loss(model, student, batch, settings, teaching.full)
                 loss.backward()
                 total += loss.item()
@@ -141,30 +141,31 @@ def rate_factor(update: int, settings: LatentSettings) -> float:
 
 @dataclass
 class Teaching:
-    """What stage 2 learns from: the teacher's rollouts, and the replayed document where pieces of it are asked for."""
+    """What stage 2 learns from: the teacher's rollouts, and passages of the document where they are asked for."""
 
-    model: Model
     full: Memory
     rollouts: Rollouts
-    replay: Replay
+    passages: Rollouts | None = None
 
-    def pieces(self, settings: LatentSettings, seed: int, skipped: int) -> Iterator[int]:
-        """Starts of pieces to repeat, from the one after `skipped`."""
-        starts = piece_starts(self.full.document_length, settings.replay_tokens, seed)
-        return islice(starts, skipped, None)
+    def order(self, seed: int, skipped: int) -> Iterator[int]:
+        """Passages in the order in which they are learned, round after round, from the one after `skipped`."""
+        return islice(shuffled_rounds(len(self.passages.prompts) if self.passages else 0, seed), skipped, None)
 
-    def batches(self, settings: LatentSettings, generator: Generator, pieces: Iterator[int]) -> Iterator[Supervised]:
-        """The sequences of one update: some rollouts, drawn with replacement, and the next pieces."""
+    def batches(self, settings: LatentSettings, generator: Generator, passages: Iterator[int]) -> Iterator[Supervised]:
+        """The sequences of one update: some rollouts, drawn with replacement, and the next passages."""
         if settings.distill_batch:
             drawn = torch.randint(len(self.rollouts.prompts), (settings.distill_batch,), generator=generator)
             yield self.rollouts.chosen(drawn.tolist())
-        if settings.replay_batch:
-            starts = list(islice(pieces, settings.replay_batch))
-            assert self.full.tokens is not None
-            assert self.replay.predictions is not None
-            yield replay_pieces(
-                self.model, self.full.tokens, self.replay.predictions, starts, settings.replay_tokens
-            )
+        if settings.distill_passages:
+            assert self.passages is not None
+            yield self.passages.chosen(list(islice(passages, settings.distill_passages)))
+
+
+def shuffled_rounds(count: int, seed: int) -> Iterator[int]:
+    """0 to count - 1 without end, in rounds of an order of their own; nothing where there is nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    while count:
+        yield from torch.randperm(count, generator=generator).tolist()
 
 
 def supervised_loss(

@@ -10,7 +10,7 @@ from torch import Tensor
 from ttmem.attention.branches import Branch
 from ttmem.compaction.pools import QueryPool, evenly
 from ttmem.compaction.sequences import mask_behind, positions_behind
-from ttmem.compaction.supervision import Predictions, replay_cue
+from ttmem.compaction.supervision import replay_cue
 from ttmem.memory import Memory
 from ttmem.memory.layer import LayerMemory
 from ttmem.models import Model
@@ -27,23 +27,17 @@ class Replay:
     """What one replay of the document shows, per compacted layer.
 
     scores [H, N]: KVzip+ scores of the document's entries. pools: the replayed positions' queries and what the full
-    memory answers them, evenly thinned. scales: the attention scale. predictions [N]: the model's, of every token of
-    the document, where they were asked for.
+    memory answers them, evenly thinned. scales: the attention scale.
     """
 
     scores: list[Tensor]
     pools: list[QueryPool]
     scales: list[float]
-    predictions: Predictions | None = None
 
 
 @torch.no_grad()
-def replay_document(
-    model: Model, memory: Memory, chunk: int, pool: int, top_k: int, progress: Progress
-) -> Replay:
+def replay_document(model: Model, memory: Memory, chunk: int, pool: int, progress: Progress) -> Replay:
     """Replay the document, score every entry as KVzip+ does, and keep `pool` of the replayed positions' queries.
-
-    With `top_k` above 0, the model's predictions of the document's tokens are kept too.
 
     The document is replayed in chunks after a request to repeat it. For a replayed position t, a query head of the
     entry's group and document entry i:
@@ -58,7 +52,6 @@ def replay_document(
     if model.max_positions is not None:  # a document close to the limit is replayed in shorter pieces
         chunk = min(chunk, max(MIN_CHUNK, model.max_positions - memory.document_length - REQUEST_ROOM))
     scorer = _Scorer(model, memory, evenly(ids.shape[0], pool))
-    predictions = Predictions.empty(ids.shape[0], k=top_k) if top_k else None
     with scorer.watching(), progress.stage("reconstruction scores", ids.shape[0]) as advance:
         for start in range(0, ids.shape[0], chunk):
             part = ids[start : start + chunk]
@@ -66,17 +59,15 @@ def replay_document(
             scorer.start, scorer.replayed = start, part.shape[0]
             replay = torch.cat([request, part]).unsqueeze(0)
             mask = torch.ones_like(replay)
-            output = model.forward(
+            model.forward(
                 replay,
                 memory.cache(observer=scorer.observe),
                 attention_mask=mask_behind(memory.document_length, mask),
                 position_ids=positions_behind(memory.document_length, mask),
-                logits_to_keep=part.shape[0] + 1 if top_k else 1,
+                logits_to_keep=1,
             )
-            if predictions is not None:
-                predictions[start : start + part.shape[0],] = Predictions.of(output.logits[0, :-1], top_k)
             advance(part.shape[0])
-    return Replay(scorer.scores(), scorer.pools(), scorer.scales, predictions)
+    return Replay(scorer.scores(), scorer.pools(), scorer.scales)
 
 
 def value_norms(layer: AttentionLayer, memory: LayerMemory) -> Tensor:

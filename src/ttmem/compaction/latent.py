@@ -7,15 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from ttmem.compaction.choice import better, choose_rate, splits
 from ttmem.compaction.closed_form import closed_form
 from ttmem.compaction.distillation import DistillationState, Teaching, distill
-from ttmem.compaction.fitting import fit
-from ttmem.compaction.pools import joined
+from ttmem.compaction.fitting import Layers, fit
+from ttmem.compaction.pools import QueryPool, joined
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.selection import LayerSelection, initial_layers, select
 from ttmem.compaction.settings import Budget, LatentSettings
 from ttmem.memory import Memory
-from ttmem.memory.layer import LayerMemory, WindowMemory
+from ttmem.memory.layer import LayerMemory
 
 
 @dataclass
@@ -32,9 +33,7 @@ class LatentCompaction:
 
     def selections(self, prepared: Prepared, budget: Budget) -> list[LayerSelection]:
         """The document positions the memory starts from."""
-        return select(
-            prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, self.settings, self.seed
-        )
+        return _selections(prepared, budget, self.settings, self.seed)
 
     def initial(self, prepared: Prepared, budget: Budget) -> Memory:
         """The untrained memory: chosen entries as they are, biases zero."""
@@ -46,41 +45,82 @@ class LatentCompaction:
         kept = prepared.workspace.load(step)
         if kept is not None:
             return self._memory(prepared, budget, _unpack(prepared.full, *kept))
-        settings = self.settings
-        layers = initial_layers(prepared.full, self.selections(prepared, budget))
+        layers, settings = self._start(prepared, budget)
         generic, replayed = prepared.rollouts.pools, prepared.replay_pools
-        if settings.closed_form:
-            layers = closed_form(layers, joined(generic, replayed), prepared.scales, settings, prepared.progress)
         pools = joined(generic, replayed) if settings.fit_replay else generic
-        latents = settings.latents(budget)
-        layers, _ = fit(layers, latents, pools, prepared.scales, settings, self.seed, prepared.progress)
+        layers, _ = fit(
+            layers, settings.latents(budget), pools, prepared.scales, settings, self.seed, prepared.progress
+        )
         prepared.workspace.save(step, *_pack(layers))
         return self._memory(prepared, budget, layers)
 
+    def _start(self, prepared: Prepared, budget: Budget) -> tuple[Layers, LatentSettings]:
+        """Entries as chosen, or fitted in closed form; with `choose_split`, under the best split of the budget."""
+        settings = self.settings
+        if not settings.closed_form:
+            return initial_layers(prepared.full, self.selections(prepared, budget)), settings
+        pools = joined(prepared.rollouts.pools, prepared.replay_pools)
+        if settings.passage_rounds:
+            pools = joined(pools, prepared.passages.pools)
+        if not settings.choose_split:
+            return self._closed_form(prepared, budget, settings, pools), settings
+        starts = [(self._closed_form(prepared, budget, each, pools), each) for each in splits(settings)]
+        scores = [
+            prepared.choice.divergence(self._memory(prepared, budget, layers), settings).score for layers, _ in starts
+        ]
+        return starts[scores.index(min(scores))]
+
+    def _closed_form(
+        self, prepared: Prepared, budget: Budget, settings: LatentSettings, pools: list[QueryPool]
+    ) -> Layers:
+        layers = initial_layers(prepared.full, _selections(prepared, budget, settings, self.seed))
+        return closed_form(layers, pools, prepared.scales, settings, prepared.progress)
+
     def after_stage_2(self, prepared: Prepared, fitted: Memory) -> Memory:
         """The memory after distillation of a fitted one, in the model's dtype."""
-        memory = fitted
-        if self.settings.distill_updates:
-            workspace, step = prepared.workspace, f"stage2-{fitted.info.budget['tokens']}"
+        memory, settings = fitted, self.settings
+        if settings.distill_updates:
+            workspace, tokens = prepared.workspace, fitted.info.budget["tokens"]
+            passages = prepared.passages if settings.distill_passages else None
+            teaching = Teaching(prepared.full, prepared.rollouts, passages)
+            if settings.trial_updates:
+                settings = replace(settings, distill_lr=self._rate(prepared, fitted, teaching))
+            step = f"stage2-{tokens}"
             kept = workspace.load(step)
             state = None if kept is None else DistillationState(int(kept[1]["update"]), kept[0])
             memory, _ = distill(
                 prepared.model,
                 fitted,
-                Teaching(prepared.model, prepared.full, prepared.rollouts, prepared.replay),
-                self.settings,
+                teaching,
+                settings,
                 self.seed,
                 prepared.progress,
                 state,
                 lambda state: workspace.save(step, state.tensors, {"update": state.update}),
             )
-        return replace(memory.to(dtype=prepared.full.dtype), merging=self.settings.merging)
+            if settings.trial_updates:
+                memory = better(prepared.choice, fitted, memory, settings)
+        return replace(memory.to(dtype=prepared.full.dtype), merging=settings.merging)
 
-    def _memory(self, prepared: Prepared, budget: Budget, layers: list[LayerMemory | WindowMemory]) -> Memory:
+    def _rate(self, prepared: Prepared, fitted: Memory, teaching: Teaching) -> float:
+        """The stage-2 rate chosen for this document and budget, tried once."""
+        step = f"rate-{fitted.info.budget['tokens']}"
+        kept = prepared.workspace.load(step)
+        if kept is not None:
+            return float(kept[1]["rate"])
+        rate = choose_rate(prepared.choice, fitted, teaching, self.settings, self.seed, prepared.progress)
+        prepared.workspace.save(step, {}, {"rate": rate})
+        return rate
+
+    def _memory(self, prepared: Prepared, budget: Budget, layers: Layers) -> Memory:
         return prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)
 
 
-def _pack(layers: list[LayerMemory | WindowMemory]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _selections(prepared: Prepared, budget: Budget, settings: LatentSettings, seed: int) -> list[LayerSelection]:
+    return select(prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, settings, seed)
+
+
+def _pack(layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
     compacted = [layer for layer in layers if isinstance(layer, LayerMemory)]
     tensors = {
         f"{i}.{name}": getattr(layer, name)
@@ -91,10 +131,8 @@ def _pack(layers: list[LayerMemory | WindowMemory]) -> tuple[dict[str, Tensor], 
     return tensors, data
 
 
-def _unpack(
-    full: Memory, tensors: dict[str, Tensor], data: dict[str, Any]
-) -> list[LayerMemory | WindowMemory]:
-    layers: list[LayerMemory | WindowMemory] = []
+def _unpack(full: Memory, tensors: dict[str, Tensor], data: dict[str, Any]) -> Layers:
+    layers: Layers = []
     slot = 0
     for layer in full.layers:
         if isinstance(layer, LayerMemory):

@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ttmem.compaction.choice import Choice
 from ttmem.compaction.document import Document
 from ttmem.compaction.importance import Replay, replay_document
+from ttmem.compaction.passages import collect_passages
 from ttmem.compaction.pools import NAMES, QueryPool
 from ttmem.compaction.prefill import full_memory_layers
 from ttmem.compaction.prompts import rollout_prompts
@@ -27,6 +29,9 @@ from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.models import Model
 from ttmem.progress import Progress
 from ttmem.versions import versions
+
+PASSAGE_SEED = 0
+"""Passages are the document's, like its rollouts: the same whatever the seed of a method."""
 
 
 @dataclass
@@ -54,6 +59,16 @@ class Prepared:
     def rollouts(self) -> Rollouts:
         """The teacher's answers to the generic prompts, with queries and targets."""
         return self._artifact("rollouts", self._roll_out)
+
+    @property
+    def passages(self) -> Rollouts:
+        """Passages of the document, asked for in different ways, with the teacher's queries and predictions."""
+        return self._artifact("passages", self._collect_passages)
+
+    @property
+    def choice(self) -> Choice:
+        """What decides how this document's memory is trained."""
+        return self._artifact("choice", lambda: Choice.of(self.model, self.full, self.settings, self.progress))
 
     @property
     def replay(self) -> Replay:
@@ -98,14 +113,21 @@ class Prepared:
         self.workspace.save("rollouts", *_pack(rollouts))
         return rollouts
 
+    def _collect_passages(self) -> Rollouts:
+        kept = self.workspace.load("passages")
+        if kept is not None:
+            return _unpack(*kept, self.model)
+        count = self.settings.passages(self.document.length)
+        passages = collect_passages(self.model, self.full, count, self.settings, PASSAGE_SEED, self.progress)
+        self.workspace.save("passages", *_pack(passages))
+        return passages
+
     def _replay(self) -> Replay:
         kept = self.workspace.load("replay")
         if kept is not None:
             return _unpack_replay(*kept, self.model)
-        top_k = self.settings.top_k if self.settings.supervises_replay else 0
-        replay = replay_document(
-            self.model, self.full, self.settings.replay_chunk, self.settings.replay_pool, top_k, self.progress
-        )
+        settings = self.settings
+        replay = replay_document(self.model, self.full, settings.replay_chunk, settings.replay_pool, self.progress)
         self.workspace.save("replay", *_pack_replay(replay))
         return replay
 
@@ -148,16 +170,13 @@ def _unpack_predictions(tensors: dict[str, Tensor]) -> Predictions:
 
 def _pack_replay(replay: Replay) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {f"scores.{i}": score for i, score in enumerate(replay.scores)} | _pack_pools(replay.pools)
-    if replay.predictions is not None:
-        tensors |= _pack_predictions(replay.predictions)
     return tensors, {"scales": replay.scales}
 
 
 def _unpack_replay(tensors: dict[str, Tensor], data: dict[str, Any], model: Model) -> Replay:
     count = len(data["scales"])
     scores = [tensors[f"scores.{i}"].to(model.device) for i in range(count)]
-    predictions = _unpack_predictions(tensors) if "predictions.log_z" in tensors else None
-    return Replay(scores, _unpack_pools(tensors, count, model), data["scales"], predictions)
+    return Replay(scores, _unpack_pools(tensors, count, model), data["scales"])
 
 
 def _pack(rollouts: Rollouts) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -4,7 +4,8 @@ A memory is trained on what the model says about the document, so the prompts ha
 content without knowing the document. Training prompts are the product of two short lists: a request names
 what the answer is about, an instruction says how the answer is to be written. `HELD_OUT_PROMPTS` has other
 requests in other words; it is there to measure how close a memory comes to the full cache and is never
-trained on.
+trained on. `CHOICE_PROMPTS` choose between memories in training. `PASSAGE_AFTER` and `PASSAGE_AROUND` ask for a passage
+of the document by words before it or in it.
 
 Every prompt follows the document's raw text directly, so each one opens with a blank line.
 """
@@ -100,6 +101,39 @@ HELD_OUT_PROMPTS: Final[tuple[str, ...]] = tuple(
         "Write a headline and a short notice that announce this text to its readers.",
     )
 )
+
+CHOICE_PROMPTS: Final[tuple[str, ...]] = tuple(
+    f"{_OPENING}{body}{_ANSWER_CUE}"
+    for body in (
+        "Tell me what this document is for. One sentence is enough.",
+        "Pick one fact from the document and state it exactly.",
+        "Mention a name that occurs in the document and what is said about it.",
+        "Quote any sentence of the document and say what it means.",
+        "Which number or date does the document give, and for what?",
+        "Retell a passage from the second half of the document.",
+        "What would someone who has read the document know now?",
+        "Say in your own words what comes near the beginning of the document.",
+    )
+)
+"""Asked to choose how a memory is trained: neither trained on nor used to report fidelity."""
+
+PASSAGE_AFTER: Final[tuple[str, ...]] = (
+    f'{_OPENING}Question: What does the text say after "{{cue}}"?{_ANSWER_CUE}',
+    f"{_OPENING}The text above says:{{cue}}",
+    f'{_OPENING}Q: How does the passage that contains "{{cue}}" go on?\nA:',
+    f"{_OPENING}According to the document,{{cue}}",
+    f"{_OPENING}Continue this passage of the text:{{cue}}",
+)
+"""Requests for what follows the words `cue`."""
+
+PASSAGE_AROUND: Final[tuple[str, ...]] = (
+    f"{_OPENING}Question: What does the text say about {{cue}}?{_ANSWER_CUE}",
+    f"{_OPENING}Q: Where does the text mention {{cue}}?\nA:",
+    f"{_OPENING}Find the sentence about {{cue}}:",
+    f'{_OPENING}Quote the part of the text with "{{cue}}":',
+    f"{_OPENING}What is said about {{cue}}?\n",
+)
+"""Requests for the passage that holds the words `cue`."""
 
 
 def _prompt(request: str, instruction: str) -> str:

@@ -41,6 +41,11 @@ class Rollouts:
     max_log_attention: list[Tensor]
     scales: list[float]
 
+    @property
+    def all(self) -> Supervised:
+        """Every rollout."""
+        return self.chosen(list(range(len(self.prompts))))
+
     def chosen(self, indices: list[int]) -> Supervised:
         """Some of the rollouts, as long as their longest answer."""
         answers = [self.answers[i] for i in indices]
@@ -59,7 +64,7 @@ def collect_rollouts(
     count = len(encoded)
     predictions = Predictions.empty(count, steps, k=settings.top_k)
     answers: list[list[int]] = []
-    capture = _Capture(memory, model)
+    capture = Capture(memory, model)
     with progress.stage("teacher rollouts", count * (steps + 1)) as advance:
         for start in range(0, count, BATCH):
             part = encoded[start : start + BATCH]
@@ -72,7 +77,7 @@ def _answer(
     model: Model,
     memory: Memory,
     prompts: list[list[int]],
-    capture: _Capture,
+    capture: Capture,
     predictions: Predictions,
     advance: Advance,
 ) -> list[list[int]]:
@@ -109,8 +114,8 @@ def _answer(
     return [row[:length] for row, length in zip(tokens, lengths.tolist(), strict=True)]
 
 
-class _Capture:
-    """Gathers queries and their full-memory branches per layer while the teacher answers."""
+class Capture:
+    """Gathers queries and their full-memory branches per layer while the teacher answers or reads along."""
 
     def __init__(self, memory: Memory, model: Model) -> None:
         self.layers = model.compacted_layers

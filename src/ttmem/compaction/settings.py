@@ -61,6 +61,11 @@ class LatentSettings:
     """Tokens of the document replayed at once for the reconstruction scores."""
     replay_pool: int = 4096
     """Query positions of the replay that are kept, evenly thinned."""
+    passage_rounds: int = 0
+    """Times the document is gone through in passages, each asked for by words before it or in it; the closed form fits
+    their queries, stage 2 what the teacher predicts along them (ours)."""
+    passage_tokens: int = 32
+    """Tokens of a passage."""
     initializer: str = "mixed"
     """What takes the latent slots: "mixed" (anchors and diversifiers), or "random" document positions (ablation)."""
     latent_fraction: float = 0.25
@@ -86,6 +91,9 @@ class LatentSettings:
     updates to get there."""
     pool: int = 4096
     """Query positions of the rollouts kept for stage 1, evenly thinned."""
+    choose_split: bool = False
+    """Try several latent fractions and preserver floors in closed form, and keep what is closest to the full context on
+    held-out prompts and passages, instead of the two settings (ours)."""
     fit_replay: bool = False
     """Whether stage 1 fits the replay's queries beside those of the rollouts (ours)."""
     fit_updates: int = 1000
@@ -103,10 +111,11 @@ class LatentSettings:
     """Whether the stage-2 rate of a layer's keys and of its values is in units of their root mean square (ours)."""
     distill_batch: int = 4
     """Rollouts per stage-2 update."""
-    replay_batch: int = 0
-    """Pieces of the document per stage-2 update, each to be repeated from memory (ours)."""
-    replay_tokens: int = 64
-    """Tokens of such a piece."""
+    distill_passages: int = 0
+    """Passages of the document per stage-2 update (ours)."""
+    trial_updates: int = 0
+    """Updates of a trial run: above 0, the rate is the best of `distill_lr` and parts of it, on held-out prompts and
+    passages, and training that brings the memory no closer is undone (ours)."""
     lm_weight: float = 1.0
     """Weight of the cross-entropy of the teacher's tokens beside the KL divergence (0: ablation)."""
     full_vocabulary: bool = False
@@ -119,9 +128,10 @@ class LatentSettings:
     def __post_init__(self) -> None:
         """Raise BudgetError for a value outside its range, before any computing."""
         counts = ("rollouts", "rollout_tokens", "top_k", "replay_chunk", "replay_pool", "pool", "fit_positions")
-        for name in (*counts, "replay_tokens"):
+        for name in (*counts, "passage_tokens"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("fit_updates", "distill_updates", "distill_batch", "replay_batch", "log_z_weight", "lm_weight"):
+        passages, updates = ("passage_rounds", "distill_passages"), ("fit_updates", "distill_updates", "trial_updates")
+        for name in (*passages, *updates, "distill_batch", "log_z_weight", "lm_weight"):
             self._require(name, getattr(self, name) >= 0, "at least 0")
         for name in ("fit_lr", "distill_lr", "clip", "closed_bound", "closed_ridge"):
             self._require(name, getattr(self, name) > 0, "above 0")
@@ -130,16 +140,19 @@ class LatentSettings:
         for name, known in (("initializer", INITIALIZERS), ("merging", MERGINGS)):
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         self._require("rollouts", self.rollouts <= 480, "at most 480")
-        self._require("distill_batch", self.distill_batch + self.replay_batch >= 1, "at least 1 without replay_batch")
+        batch = self.distill_batch + self.distill_passages
+        self._require("distill_batch", batch >= 1, "at least 1 without distill_passages")
+        learned = self.passage_rounds > 0 or self.distill_passages == 0
+        self._require("distill_passages", learned, "0 without passage_rounds")
+        self._require("choose_split", self.closed_form or not self.choose_split, "off without closed_form")
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
             raise BudgetError(f"the setting {name} is {getattr(self, name)}; it must be {wanted}")
 
-    @property
-    def supervises_replay(self) -> bool:
-        """Whether the teacher's predictions while it replays the document are needed."""
-        return self.replay_batch > 0 and self.distill_updates > 0
+    def passages(self, document_length: int) -> int:
+        """Passages of a document: all of every round."""
+        return self.passage_rounds * -(-document_length // self.passage_tokens)
 
     def latents(self, budget: Budget) -> int:
         """Anchors and diversifiers per head: M = B/4 by default, at least one."""

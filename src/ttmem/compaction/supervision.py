@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,33 +56,3 @@ def replay_cue(model: Model, ids: Tensor, start: int) -> list[int]:
     """The request to repeat the document [N] from `start` on, cued with the tokens before it: token ids."""
     cue = model.decode(ids[max(0, start - CUE_TOKENS) : start]) if start else ""
     return model.encode(replay_request(cue))
-
-
-def replay_pieces(model: Model, ids: Tensor, predictions: Predictions, starts: list[int], length: int) -> Supervised:
-    """Pieces of the document [N] to be repeated: up to `length` tokens from each start, with the replay's predictions.
-
-    A start may lie before the document: its piece is what of it falls inside.
-    """
-    spans = [range(max(0, start), min(start + length, len(ids))) for start in starts]
-    supervision = Predictions.empty(len(spans), length, k=predictions.top_ids.shape[-1])
-    for row, span in enumerate(spans):
-        supervision[row, : len(span)] = predictions[slice(span.start, span.stop)]
-    tokens = ids.tolist()
-    return Supervised(
-        [replay_cue(model, ids, span.start) for span in spans],
-        [tokens[span.start : span.stop] for span in spans],
-        supervision,
-    )
-
-
-def piece_starts(document_length: int, length: int, seed: int) -> Iterator[int]:
-    """Starts of pieces without end, in rounds: every token of the document is in exactly one piece of a round.
-
-    A round has an offset and an order of its own, so that pieces end elsewhere each time. The first piece of a round
-    may begin before the document: it is the shorter for it.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        offset = int(torch.randint(min(length, document_length), (), generator=generator))
-        starts = torch.arange(-offset, document_length, length)
-        yield from starts[torch.randperm(len(starts), generator=generator)].tolist()

@@ -15,7 +15,7 @@ from torch import Tensor
 from ttmem.errors import MemoryFileError, ResumeError
 from ttmem.memory.file import atomic_save, checksum, read_tensors
 
-STEPS = ("replay", "rollouts", "stage1-*", "stage2-*")
+STEPS = ("replay", "rollouts", "passages", "stage1-*", "rate-*", "stage2-*")
 STAMP = "ttmem-partial"
 """The file that marks a folder as ours, and says what its steps depend on."""
 
