@@ -29,36 +29,21 @@ SUITES = {
 
 
 def recipes() -> dict[str, LatentSettings]:
-    """Name -> settings. The first three are the paper's recipe and two shorter ones; the others add what is ours."""
-    paper = preset_settings("paper")
-    closed = replace(
-        paper,
-        rollouts=48,
-        pool=1024,
-        replay_pool=1024,
-        closed_form=True,
-        fit_updates=0,
-        distill_updates=0,
-        lm_weight=0.0,
-        decay=True,
-        relative_rate=True,
-    )
-    passages = replace(closed, passage_rounds=2)
-    split = replace(passages, choose_split=True)
-    trained = replace(split, distill_passages=4, distill_updates=40, distill_lr=0.005)
-    chosen = replace(trained, distill_lr=0.05, trial_updates=6)
-    dense = replace(chosen, passage_rounds=8, distill_passages=8, distill_batch=2)
+    """Name -> settings: the paper's recipe and shorter runs of it, our presets, and these with parts taken away."""
+    paper, quick, balanced = (preset_settings(name) for name in ("paper", "quick", "balanced"))
     return {
         "paper": paper,
         "paper, a fifth": replace(paper, rollouts=120, mass_start=True, distill_updates=200),
         "paper, a twentieth": replace(paper, rollouts=48, mass_start=True, fit_updates=400, distill_updates=40),
-        "closed form": closed,
-        "closed form on passages too": passages,
-        "chosen split": split,
-        "chosen split, 40 updates, rate .005": trained,
-        "chosen split and rate, 40 updates": chosen,
-        "chosen split and rate, 100 updates of 10": replace(dense, distill_updates=100),
-        "chosen split and rate, 200 updates of 10": replace(dense, distill_updates=200),
+        "quick without passages": replace(quick, passage_rounds=0),
+        "quick": quick,
+        "quick, split chosen": replace(quick, choose_split=True),
+        "balanced, rollouts alone": replace(balanced, distill_batch=8, distill_passages=0),
+        "balanced, passages alone": replace(balanced, distill_batch=0, distill_passages=8),
+        "balanced, rate .005": replace(balanced, distill_lr=0.005, trial_updates=0),
+        "balanced, rate .05": replace(balanced, trial_updates=0),
+        "balanced": balanced,
+        "thorough": preset_settings("thorough"),
     }
 
 

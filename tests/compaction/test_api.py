@@ -142,7 +142,7 @@ def test_budgets_are_refused_before_any_computing(model: Model, document_text: s
 def test_methods_and_presets_are_refused_with_the_choices(model: Model, document_text: str) -> None:
     with pytest.raises(BudgetError, match=r"'snap' is not one of latent, kvzip\+, full"):
         compact(model, document_text, method="snap")
-    with pytest.raises(BudgetError, match="'slow' is not one of quick, balanced, paper"):
+    with pytest.raises(BudgetError, match="'slow' is not one of quick, balanced, thorough, paper"):
         compact(model, document_text, preset="slow")
     with pytest.raises(BudgetError, match="'snap'"):
         compact(model, document_text, method="snap", ratio=1)

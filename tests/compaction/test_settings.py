@@ -69,12 +69,12 @@ def test_the_papers_shares() -> None:
 
 
 def test_presets() -> None:
-    assert set(PRESETS) == {"quick", "balanced", "paper"}
+    assert set(PRESETS) == {"quick", "balanced", "thorough", "paper"}
     assert preset_settings("paper") == LatentSettings()
     paper = LatentSettings()
     assert (paper.rollouts, paper.fit_updates, paper.distill_updates, paper.pool) == (480, 1000, 1000, 4096)
     assert (paper.fit_lr, paper.distill_lr, paper.top_k, paper.rollout_tokens) == (3e-3, 1e-4, 20, 24)
-    with pytest.raises(BudgetError, match="'fast' is not one of quick, balanced, paper"):
+    with pytest.raises(BudgetError, match="'fast' is not one of quick, balanced, thorough, paper"):
         preset_settings("fast")
 
 

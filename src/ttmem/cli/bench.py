@@ -29,7 +29,7 @@ def bench(
     ratios: str = typer.Option("4,8,16,32", help="Compression ratios."),
     lengths: str = typer.Option("1024,4096", help="Lengths in tokens, questions and answers included."),
     docs: int = typer.Option(20, min=1, help="Documents per task and length."),
-    preset: str = typer.Option("quick", help="quick, balanced or paper: how long latent trains."),
+    preset: str = typer.Option("quick", help="quick, balanced, thorough or paper: how long latent trains."),
     seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Seed of documents and training."),
     questions: int | None = typer.Option(None, min=1, help="Questions per document, where the task lets one choose."),
     data: Path | None = typer.Option(None, help="Folder with a task's files (LongBench, BABILong, SQuAD, HotpotQA)."),

@@ -30,7 +30,7 @@ def compact(
         None,
         help="Instead of a budget: the smallest one with this top-1 agreement with the full context (0.95) is found.",
     ),
-    preset: str = typer.Option("balanced", help="quick, balanced or paper: how long to train."),
+    preset: str = typer.Option("balanced", help="quick, balanced, thorough or paper: how long to train."),
     method: str = typer.Option(
         "latent", help="latent, or to compare: kvzip+, snapkv, pyramidkv, am, am-omp, summary or full."
     ),

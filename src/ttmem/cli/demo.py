@@ -26,7 +26,7 @@ def demo(
     dtype: str = DTYPE_OPTION,
     device: str | None = DEVICE_OPTION,
     ratio: float = typer.Option(16.0, help="Times smaller."),
-    preset: str = typer.Option("quick", help="quick, balanced or paper."),
+    preset: str = typer.Option("quick", help="quick, balanced, thorough or paper."),
     output: Path = typer.Option(Path("demo.ttmem"), "--output", "-o", help="Where the memory is written."),
 ) -> None:
     """Compact the built-in document, ask it, and compare answers, bytes and speed with the full context.

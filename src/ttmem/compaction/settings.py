@@ -1,8 +1,8 @@
-"""Budgets, and the settings of Latent Compaction with its three presets."""
+"""Budgets, and the settings of Latent Compaction with its presets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ttmem.errors import BudgetError
 
@@ -64,7 +64,7 @@ class LatentSettings:
     passage_rounds: int = 0
     """Times the document is gone through in passages, each asked for by words before it or in it; the closed form fits
     their queries, stage 2 what the teacher predicts along them (ours)."""
-    passage_tokens: int = 32
+    passage_tokens: int = 64
     """Tokens of a passage."""
     initializer: str = "mixed"
     """What takes the latent slots: "mixed" (anchors and diversifiers), or "random" document positions (ablation)."""
@@ -163,11 +163,34 @@ class LatentSettings:
         return max(1, int(self.latents(budget) * self.anchor_fraction))
 
 
+_QUICK = LatentSettings(
+    rollouts=48,
+    pool=1024,
+    replay_pool=1024,
+    passage_rounds=1,
+    closed_form=True,
+    fit_updates=0,
+    distill_updates=0,
+)
+_BALANCED = replace(
+    _QUICK,
+    passage_rounds=2,
+    choose_split=True,
+    distill_updates=60,
+    distill_lr=0.05,
+    relative_rate=True,
+    distill_passages=4,
+    trial_updates=6,
+    lm_weight=0.0,
+    decay=True,
+)
 PRESETS = {
-    "quick": LatentSettings(rollouts=48, mass_start=True, fit_updates=400, distill_updates=40),
-    "balanced": LatentSettings(rollouts=120, mass_start=True, fit_updates=1000, distill_updates=200),
+    "quick": _QUICK,
+    "balanced": _BALANCED,
+    "thorough": replace(_BALANCED, passage_rounds=8, distill_updates=300, distill_batch=2, distill_passages=8),
     "paper": LatentSettings(),
 }
+"""From the cheapest on: no training at all; training that is chosen per document; more of it; the paper's recipe."""
 
 
 def preset_settings(name: str) -> LatentSettings:
