@@ -161,6 +161,18 @@ def test_very_short_documents(any_model: Model, length: int) -> None:
     assert memory.entries == 2 * len(any_model.compacted_layers) * 4
 
 
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("length", [4, 5, 70])
+def test_every_presets_steps_bear_short_documents(any_model: Model, preset: str, length: int) -> None:
+    """With the numbers of `FAST`, and all that the preset switches on."""
+    few = {"rollouts": 2, "rollout_tokens": 3, "top_k": 4, "pool": 32, "replay_pool": 32, "passage_tokens": 16}
+    chosen = PRESETS[preset]
+    updates = {name: min(getattr(chosen, name), 2) for name in ("fit_updates", "distill_updates", "trial_updates")}
+    memory = compact(any_model, "z" * length, tokens=4, settings=replace(chosen, **few, **updates), measure=False)
+    assert memory.entries == 2 * len(any_model.compacted_layers) * 4
+    assert all(torch.isfinite(layer.values).all() and torch.isfinite(layer.biases).all() for layer in memory.compacted)
+
+
 def test_presets_reach_the_method(model: Model, document_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     make = api.make_method
