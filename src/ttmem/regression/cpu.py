@@ -20,7 +20,7 @@ from ttmem.errors import BlockError
 from ttmem.regression.problem import Gradients, Problem, Solution, compute_dtype, refuse_block
 
 SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp")
 MAX_TOKENS = 256
 """Beyond it, a BLAS product is faster than this kernel's Gram matrix."""
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}

@@ -16,7 +16,7 @@ from ttmem.regression.reference import FLOOR, penalty
 Form = Literal["auto", "dual", "primal"]
 Engine = Literal["auto", "plain", "cpu", "triton"]
 SHORT = 64
-"""Up to so many tokens a kernel's dual form is faster than the plain primal form, also where T is d or a little more."""
+"""Up to so many tokens a kernel's dual form is faster than the plain primal form, also where T is d or a bit more."""
 
 
 def ttr_compress(
@@ -59,9 +59,9 @@ def ttr_compress(
     lam = penalty(rho.to(dtype), floor).expand(d)
     if x.numel() == 0:
         return x.sum(-2) + 0 * (a.sum() + rho.sum()).to(x.dtype)
-    solver = choose_solver(x, form, engine)
-    return solver_answer(
-        solver,
+    return _answer(
+        form,
+        engine,
         x.reshape(-1, T, d),
         a.to(dtype).contiguous(),
         lam.contiguous(),
@@ -128,8 +128,9 @@ def _can(condition: bool, engine: str, what: str) -> None:
 
 
 @torch.compiler.disable
-def solver_answer(
-    solver: Solver,
+def _answer(
+    form: Form,
+    engine: Engine,
     x: Tensor,
     a: Tensor,
     lam: Tensor,
@@ -141,6 +142,7 @@ def solver_answer(
     """h [B, d] of x [B, T, d], with its gradient."""
     wanted = any(t is not None and t.requires_grad for t in (x, a, lam, targets))
     keep = wanted and torch.is_grad_enabled()
+    solver = choose_solver(x, form, engine)
     return _Compress.apply(solver, rules, check, keep, x, a, lam, targets, mask)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttmem.regression.problem import LARGE, Gradients, Problem, Solution, compute_dtype, refuse_block
+from ttmem.regression.problem import LARGE, Gradients, Problem, Solution, compute_dtype, first_unfit, refuse_block
 from ttmem.regression.reference import EPS
 
 
@@ -87,7 +87,7 @@ def primal_backward(problem: Problem, solution: Solution, gradient: Tensor) -> G
 def prepare(problem: Problem) -> Tokens:
     """Norms and scales of the tokens. Masked ones become tokens of zeros.
 
-    Raises BlockError for a token that is not finite, if the problem wants that checked.
+    Raises BlockError for a token that cannot be used (see `first_unfit`), if the problem wants that checked.
     """
     rules = problem.rules
     rows = problem.x.to(compute_dtype(problem.x.dtype))
@@ -97,11 +97,11 @@ def prepare(problem: Problem) -> Tokens:
     size = torch.ones_like(norm)
     # Asking the device whether any norm is large would make it wait; without the check it divides always.
     if not problem.check or not bool((norm <= LARGE).all()):
-        largest = rows.abs().amax(dim=-1)
-        if problem.check and not bool(largest.isfinite().all()):
-            raise refuse_block(int((~largest.isfinite()).any(-1).nonzero()[0]))
+        unfit = first_unfit(problem) if problem.check else None
+        if unfit is not None:
+            raise refuse_block(unfit)
         if rules.normalize_keys:
-            size = torch.where(norm <= LARGE, size, largest)
+            size = torch.where(norm <= LARGE, size, rows.abs().amax(dim=-1))
             rows = rows / size.unsqueeze(-1)
             norm = torch.linalg.vector_norm(rows, dim=-1)
     inverse = 1 / norm.clamp_min(EPS)
@@ -128,11 +128,10 @@ def factor_of(semidefinite: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """
     factor, info = torch.linalg.cholesky_ex(_plus_identity(semidefinite(rows)))
     if bool(info.any()):
-        exact, info = torch.linalg.cholesky_ex(_plus_identity(semidefinite(rows.double())))
-        if bool(info.any()):
-            # Only keys that are not normalised have Gram matrices beyond fp64.
-            exact = torch.where(info.view(-1, 1, 1) != 0, float("nan"), exact)
-        factor = exact.to(factor.dtype)
+        exact, still = torch.linalg.cholesky_ex(_plus_identity(semidefinite(rows.double())))
+        # Beyond fp64 are only Gram matrices of keys that are not normalised, and of tokens that are not finite.
+        exact = torch.where(still.view(-1, 1, 1) == 0, exact, float("nan"))
+        factor = torch.where(info.view(-1, 1, 1) == 0, factor, exact.to(factor.dtype))
     return factor
 
 

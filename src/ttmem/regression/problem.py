@@ -67,8 +67,20 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def first_unfit(problem: Problem) -> int | None:
+    """The first block with a token that is not finite, or that without normalised keys is too large to be squared."""
+    x = problem.x if problem.mask is None else problem.x.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
+    x = x.to(compute_dtype(x.dtype))
+    fit = x.isfinite().all(-1)
+    if not problem.rules.normalize_keys:
+        fit &= torch.linalg.vector_norm(x, dim=-1) <= LARGE
+    unfit = (~fit.all(-1)).nonzero()
+    return int(unfit[0]) if len(unfit) else None
+
+
 def refuse_block(index: int) -> BlockError:
     return BlockError(
-        f"block {index} (counted over all leading dimensions) holds a token that is not finite (NaN or infinite). "
-        "Look for the layer before the compressor that produced it, or mask the token out."
+        f"block {index} (counted over all leading dimensions) holds a token that is not finite (NaN or infinite), or "
+        f"with normalize_keys=False one larger than {LARGE:g}. Look for the layer before the compressor that produced "
+        "it, or mask the token out."
     )

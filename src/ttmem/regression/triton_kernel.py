@@ -1,9 +1,8 @@
 """The engine for GPUs, in Triton: one program per block forward, one per chunk of blocks backward. Dual form, T <= 64.
 
-A block is read from memory once; the second pass over its columns finds it in the cache. The T x T system is inverted in
-registers by the sweep operator, one pivot after another; as A = I + G with G semidefinite, no pivot is below 1, and one
-that comes out smaller is rounding and taken as 1. The inverse is what the backward pass reuses. Sums over blocks are
-taken in a fixed order, so gradients do not change from run to run.
+A block is read from memory once; the second pass over its columns finds it in the cache. The T x T system is factorised
+in registers, column by column, and the backward pass reuses its factor. Sums over blocks are taken in a fixed order, so
+gradients do not change from run to run.
 
 The formulas are those of plain.py. With TRITON_INTERPRET=1 the kernels run on the CPU, for tests.
 """
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ttmem.errors import BlockError
-from ttmem.regression.problem import LARGE, Gradients, Problem, Solution, refuse_block
+from ttmem.regression.problem import LARGE, Gradients, Problem, Solution, first_unfit, refuse_block
 from ttmem.regression.reference import EPS
 
 MAX_TOKENS = 64
@@ -70,8 +69,28 @@ def _scales(square, size, KEYS: tl.constexpr, TARGETS: tl.constexpr):
 
 
 @triton.jit
+def _solve(L, b, tokens, T: tl.constexpr):
+    """(L L')^-1 b by both substitutions; zeros beyond T."""
+    y = tl.where(tokens < T, b, 0.0)
+    for k in range(T):
+        at = tokens == k
+        column = tl.sum(tl.where(at[None, :], L, 0.0), 1)
+        pivot = tl.sum(tl.where(at, column, 0.0), 0)
+        value = tl.sum(tl.where(at, y, 0.0), 0) / pivot
+        y = tl.where(at, value, tl.where(tokens > k, y - column * value, y))
+    for step in range(T):
+        k = T - 1 - step
+        at = tokens == k
+        column = tl.sum(tl.where(at[None, :], L, 0.0), 1)
+        pivot = tl.sum(tl.where(at, column, 0.0), 0)
+        value = tl.sum(tl.where(at, y, tl.where(tokens > k, -column * y, 0.0)), 0) / pivot
+        y = tl.where(at, value, y)
+    return y
+
+
+@triton.jit
 def _forward(
-    x, a, w, targets, mask, h, saved_v, saved_alpha, saved_inverse,
+    x, a, w, targets, mask, h, saved_v, saved_alpha, saved_factor,
     block_stride, row_stride, d,
     T: tl.constexpr, TP: tl.constexpr, BD: tl.constexpr,
     KEYS: tl.constexpr, TARGETS: tl.constexpr, OWN: tl.constexpr, MASKED: tl.constexpr, KEEP: tl.constexpr,
@@ -95,19 +114,19 @@ def _forward(
 
     diagonal = tokens[:, None] == tokens[None, :]
     A = tl.where(diagonal, 1.0, 0.0) + gram * key[:, None] * key[None, :]
-    inverse = A
-    for k in range(T):  # sweep: symmetric throughout, and minus the inverse at the end
+    # A = L L'. For why entries are bounded see `factorize` in cpu_kernel.cpp: nothing can grow, and nothing fail.
+    L = tl.zeros([TP, TP], tl.float32)
+    left = tl.sum(tl.where(diagonal, A, 0.0), 1)
+    for k in range(T):
         at = tokens == k
-        column = tl.sum(tl.where(at[None, :], inverse, 0.0), 1)
-        pivot = tl.maximum(tl.sum(tl.where(at, column, 0.0), 0), 1.0)
-        scaled = tl.where(at, -1.0, column) / pivot
-        other = tl.where(at, 0.0, column)
-        swept = inverse - other[:, None] * scaled[None, :]
-        inverse = tl.where(at[:, None], scaled[None, :], tl.where(at[None, :], scaled[:, None], swept))
-    inverse = tl.where(valid[:, None] & valid[None, :], -inverse, 0.0)
-    alpha = tl.sum(inverse * v[None, :], 1)
-    alpha += tl.sum(inverse * (v - tl.sum(A * alpha[None, :], 1))[None, :], 1)  # what rounding left over
-
+        pivot = tl.maximum(tl.sum(tl.where(at, left, 0.0), 0), 1.0)
+        bound = tl.sqrt(tl.maximum((pivot - 1.0) * (left - 1.0), 0.0))
+        column = tl.sum(tl.where(at[None, :], A, 0.0), 1)
+        column = tl.where(tokens > k, tl.minimum(tl.maximum(column, -bound), bound), 0.0) / tl.sqrt(pivot)
+        left -= column * column
+        A -= column[:, None] * column[None, :]
+        L += tl.where(at[None, :], tl.where(at, tl.sqrt(pivot), column)[:, None], 0.0)
+    alpha = _solve(L, v, tokens, T)
     beta = key * alpha
     for start in range(0, d, BD):
         columns = start + tl.arange(0, BD)
@@ -119,13 +138,13 @@ def _forward(
         there = tokens < T
         tl.store(saved_v + b * T + tokens, tl.where(valid, v, 0.0), mask=there)
         tl.store(saved_alpha + b * T + tokens, tl.where(valid, alpha, 0.0), mask=there)
-        places = saved_inverse + b * T * T + tokens[:, None] * T + tokens[None, :]
-        tl.store(places, inverse, mask=there[:, None] & there[None, :])
+        places = saved_factor + b * T * T + tokens[:, None] * T + tokens[None, :]
+        tl.store(places, L, mask=there[:, None] & there[None, :])
 
 
 @triton.jit
 def _backward(
-    x, a, w, p, mask, saved_v, saved_alpha, saved_inverse, dx, da, dlam, dtargets,
+    x, a, w, p, mask, saved_v, saved_alpha, saved_factor, dx, da, dlam, dtargets,
     block_stride, row_stride, d, blocks, chunk,
     T: tl.constexpr, TP: tl.constexpr, BD: tl.constexpr,
     KEYS: tl.constexpr, TARGETS: tl.constexpr, OWN: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -139,20 +158,21 @@ def _backward(
             valid = there & (tl.load(mask + b * T + tokens, mask=there, other=0) != 0)
         block = x + b * block_stride
         size = tl.full([TP], 1.0, tl.float32)
-        square, dot, _gram, largest = _measure(block, p + b * d, w, valid, size, row_stride, d, TP, BD, False, PRECISION)
+        y = p + b * d
+        square, dot, _gram, largest = _measure(block, y, w, valid, size, row_stride, d, TP, BD, False, PRECISION)
         if KEYS:
             too_large = tl.where(square <= SQUARE_MAX, 0, 1)
             if tl.sum(too_large, 0) > 0:
                 size = tl.where(too_large == 1, largest, 1.0)
                 square, dot, _gram, largest = _measure(
-                    block, p + b * d, w, valid, size, row_stride, d, TP, BD, False, PRECISION
+                    block, y, w, valid, size, row_stride, d, TP, BD, False, PRECISION
                 )
         norm, key, target = _scales(square, size, KEYS, TARGETS)
         v = tl.load(saved_v + b * T + tokens, mask=there, other=0.0)
         alpha = tl.load(saved_alpha + b * T + tokens, mask=there, other=0.0)
-        places = saved_inverse + b * T * T + tokens[:, None] * T + tokens[None, :]
-        inverse = tl.load(places, mask=there[:, None] & there[None, :], other=0.0)
-        u = tl.sum(inverse * (key * dot)[None, :], 1)
+        places = saved_factor + b * T * T + tokens[:, None] * T + tokens[None, :]
+        L = tl.load(places, mask=there[:, None] & there[None, :], other=0.0)
+        u = _solve(L, key * dot, tokens, T)
 
         along = tl.zeros([TP], tl.float32)
         if KEYS:
@@ -167,7 +187,7 @@ def _backward(
             inside = columns < d
             rows = _rows(block, valid, columns, row_stride, d, size)
             scale = tl.load(w + columns, mask=inside, other=0.0)
-            e = tl.load(p + b * d + columns, mask=inside, other=0.0) - scale * tl.sum(rows * (key * u)[:, None], 0)
+            e = tl.load(y + columns, mask=inside, other=0.0) - scale * tl.sum(rows * (key * u)[:, None], 0)
             h = scale * tl.sum(rows * (key * alpha)[:, None], 0)
             row = by_e[:, None] * e[None, :] + by_h[:, None] * h[None, :] + by_x[:, None] * rows
             if OWN:
@@ -192,18 +212,15 @@ def forward(problem: Problem) -> Solution:
     h = torch.empty(blocks, d, dtype=x.dtype, device=x.device)
     kept = blocks if problem.keep else 0
     v, alpha = (torch.empty(kept, T, dtype=torch.float32, device=x.device) for _ in range(2))
-    inverse = torch.empty(kept, T, T, dtype=torch.float32, device=x.device)
+    factor = torch.empty(kept, T, T, dtype=torch.float32, device=x.device)
     _forward[(blocks,)](
-        x, problem.a, 1 / problem.lam, _or(problem.targets, problem.a), _mask(problem), h, v, alpha, inverse,
+        x, problem.a, 1 / problem.lam, _or(problem.targets, problem.a), _mask(problem), h, v, alpha, factor,
         x.stride(0), x.stride(1), d, **_constants(problem, x), KEEP=problem.keep,
     )  # fmt: skip
-    if problem.check and not bool(h.isfinite().all()):
-        bad = ~problem.x.isfinite()
-        if problem.mask is not None:
-            bad &= problem.mask.unsqueeze(-1)
-        if bool(bad.any()):
-            raise refuse_block(int(bad.flatten(1).any(-1).nonzero()[0]))
-    return Solution(h, v, alpha, inverse)
+    unfit = first_unfit(problem) if problem.check else None
+    if unfit is not None:
+        raise refuse_block(unfit)
+    return Solution(h, v, alpha, factor)
 
 
 def backward(problem: Problem, solution: Solution, gradient: Tensor) -> Gradients:
