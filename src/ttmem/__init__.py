@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ttmem.errors import (
+    BlockError,
     BudgetError,
     DocumentError,
     MemoryFileError,
@@ -71,6 +72,7 @@ __version__ = version_of("ttmem")
 
 __all__ = [
     "PRESETS",
+    "BlockError",
     "Budget",
     "BudgetError",
     "ConsoleProgress",

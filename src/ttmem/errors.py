@@ -58,3 +58,9 @@ class ResumeError(TtmemError):
     """Partial work that does not belong to this document, model or these settings."""
 
     exit_code = 8
+
+
+class BlockError(TtmemError):
+    """Blocks of tokens that a compressor cannot take: shapes that do not fit, or tokens that are not finite."""
+
+    exit_code = 11
