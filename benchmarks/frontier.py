@@ -1,6 +1,6 @@
 """Accuracy against preparation seconds: recipes of Latent Compaction on development documents.
 
-    python benchmarks/frontier.py phonebook|facts [--docs 2] [--ratios 16] [--only "closed form" ...] [--folder frontier]
+    python benchmarks/frontier.py phonebook|facts [--docs 2] [--ratios 16] [--only quick ...] [--folder frontier]
 
 The documents are made with a seed that no other script uses: recipes may be chosen on them, and are then measured on
 the documents of `accuracy.py`. What a killed run has finished is kept in --folder, and the same command goes on.
