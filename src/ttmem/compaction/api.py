@@ -78,8 +78,8 @@ def compact(
     Give the budget as a `ratio` (16 keeps one sixteenth; the default when nothing is given), as `tokens` per layer and
     KV head, or as a `fidelity`: the smallest budget of a ladder whose memory has at least this top-1 agreement with the
     full context on held-out generic prompts. `preset` is quick, balanced, thorough or paper; `settings` overrides it.
-    The memory carries its fidelity against the full context, unless `measure` is False. With `workdir`, finished steps are
-    kept in that folder and `resume` goes on from them, with the same result; delete it once the memory is saved.
+    The memory carries its fidelity against the full context, unless `measure` is False. With `workdir`, finished steps
+    are kept in that folder and `resume` goes on from them, with the same result; delete it once the memory is saved.
 
     Raises DocumentError (empty, too long), BudgetError (budget, preset, or a fidelity that none reaches), ResumeError
     (another run's workdir) and MemoryFileError (a workdir that cannot be written).
