@@ -22,7 +22,7 @@ from ttmem.compaction.settings import LatentSettings
 from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.progress import Progress
 
-ITERATIONS = 20
+ITERATIONS = 8
 
 
 def closed_form(

@@ -85,7 +85,7 @@ def collect_passages(
     length = settings.passage_tokens
     requests, passages = passages_of(model, memory.tokens, count, length, seed)
     predictions = Predictions.empty(count, length, k=settings.top_k)
-    capture = Capture(memory, model)
+    capture = Capture(memory, model, maxima=False)
     with progress.stage("passages of the document", count) as advance:
         for start in range(0, count, BATCH):
             rows = slice(start, start + BATCH)
@@ -101,6 +101,4 @@ def collect_passages(
             predictions[rows, :steps] = Predictions.of(output.logits, settings.top_k)
             capture.close_batch(batch.attention_mask[:, memory.document_length :].bool())
             advance(len(requests[rows]))
-    return Rollouts(
-        requests, passages, predictions, capture.pools(settings.pool), capture.max_log_attention, capture.scales
-    )
+    return Rollouts(requests, passages, predictions, capture.pools(settings.pool), [], capture.scales)

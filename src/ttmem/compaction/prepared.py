@@ -188,11 +188,12 @@ def _pack(rollouts: Rollouts) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _unpack(tensors: dict[str, Tensor], data: dict[str, Any], model: Model) -> Rollouts:
     count = len(data["scales"])
+    maxima = sum(name.startswith("max_log_attention.") for name in tensors)
     return Rollouts(
         prompts=data["prompts"],
         answers=data["answers"],
         predictions=_unpack_predictions(tensors),
         pools=_unpack_pools(tensors, count, model),
-        max_log_attention=[tensors[f"max_log_attention.{i}"].to(model.device) for i in range(count)],
+        max_log_attention=[tensors[f"max_log_attention.{i}"].to(model.device) for i in range(maxima)],
         scales=data["scales"],
     )

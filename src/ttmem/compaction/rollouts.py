@@ -31,7 +31,7 @@ class Rollouts:
     predictions [J, T]: the teacher's, per answer step.
     pools: one per compacted layer, thinned; scales: the attention scale of each.
     max_log_attention: [H, N] per compacted layer, the maximum over all queries of a head's group (before thinning) of
-    the log softmax weight over the document (paper eq. 6).
+    the log softmax weight over the document (paper eq. 6); none where it was not asked for.
     """
 
     prompts: list[list[int]]
@@ -117,7 +117,7 @@ def _answer(
 class Capture:
     """Gathers queries and their full-memory branches per layer while the teacher answers or reads along."""
 
-    def __init__(self, memory: Memory, model: Model) -> None:
+    def __init__(self, memory: Memory, model: Model, maxima: bool = True) -> None:
         self.layers = model.compacted_layers
         self.slots = {layer.index: slot for slot, layer in enumerate(self.layers)}
         self.memories = memory.compacted
@@ -125,7 +125,7 @@ class Capture:
         self.done: list[list[QueryPool]] = [[] for _ in self.layers]
         self.max_log_attention = [
             layer.keys.new_full((layer.num_heads, layer.lengths[0]), -torch.inf, dtype=torch.float32)
-            for layer in self.memories
+            for layer in (self.memories if maxima else [])
         ]
         self.scales = [0.0] * len(self.layers)
 
@@ -151,8 +151,9 @@ class Capture:
             )
             self.done[slot].append(pool)
             self.open[slot] = []
-            highest = max_log_attention(pool, layer, self.scales[slot])
-            torch.maximum(self.max_log_attention[slot], highest, out=self.max_log_attention[slot])
+            if self.max_log_attention:
+                highest = max_log_attention(pool, layer, self.scales[slot])
+                torch.maximum(self.max_log_attention[slot], highest, out=self.max_log_attention[slot])
 
     def pools(self, size: int) -> list[QueryPool]:
         """All captured queries per layer, evenly thinned to `size` positions."""
