@@ -33,7 +33,9 @@ class LatentCompaction:
 
     def selections(self, prepared: Prepared, budget: Budget) -> list[LayerSelection]:
         """The document positions the memory starts from."""
-        return _selections(prepared, budget, self.settings, self.seed)
+        return select(
+            prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, self.settings, self.seed
+        )
 
     def initial(self, prepared: Prepared, budget: Budget) -> Memory:
         """The untrained memory: chosen entries as they are, biases zero."""
@@ -63,18 +65,18 @@ class LatentCompaction:
         if settings.passage_rounds:
             pools = joined(pools, prepared.passages.pools)
         if not settings.choose_split:
-            return self._closed_form(prepared, budget, settings, pools), settings
-        starts = [(self._closed_form(prepared, budget, each, pools), each) for each in splits(settings)]
+            return self._closed_form(prepared, budget, pools), settings
+        starts = [
+            (replace(self, settings=each)._closed_form(prepared, budget, pools), each) for each in splits(settings)
+        ]
         scores = [
             prepared.choice.divergence(self._memory(prepared, budget, layers), settings).score for layers, _ in starts
         ]
         return starts[scores.index(min(scores))]
 
-    def _closed_form(
-        self, prepared: Prepared, budget: Budget, settings: LatentSettings, pools: list[QueryPool]
-    ) -> Layers:
-        layers = initial_layers(prepared.full, _selections(prepared, budget, settings, self.seed))
-        return closed_form(layers, pools, prepared.scales, settings, prepared.progress)
+    def _closed_form(self, prepared: Prepared, budget: Budget, pools: list[QueryPool]) -> Layers:
+        layers = initial_layers(prepared.full, self.selections(prepared, budget))
+        return closed_form(layers, pools, prepared.scales, self.settings, prepared.progress)
 
     def after_stage_2(self, prepared: Prepared, fitted: Memory) -> Memory:
         """The memory after distillation of a fitted one, in the model's dtype."""
@@ -114,10 +116,6 @@ class LatentCompaction:
 
     def _memory(self, prepared: Prepared, budget: Budget, layers: Layers) -> Memory:
         return prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)
-
-
-def _selections(prepared: Prepared, budget: Budget, settings: LatentSettings, seed: int) -> list[LayerSelection]:
-    return select(prepared.full, prepared.scores, prepared.rollouts.max_log_attention, budget, settings, seed)
 
 
 def _pack(layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:

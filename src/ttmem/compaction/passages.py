@@ -19,14 +19,12 @@ from ttmem.compaction.prompts import PASSAGE_AFTER, PASSAGE_AROUND
 from ttmem.compaction.rollouts import Capture, Rollouts
 from ttmem.compaction.sequences import batch_sequences
 from ttmem.compaction.settings import LatentSettings
-from ttmem.compaction.supervision import Predictions, replay_cue
+from ttmem.compaction.supervision import Predictions, replay_cue, words_before
 from ttmem.memory import Memory
 from ttmem.models import Model
 from ttmem.progress import Progress
 
 BATCH = 16
-CUE_BEFORE = 8
-"""Tokens before a passage that name where it starts."""
 CUE_INSIDE = 5
 """Tokens of a passage that name it."""
 REPEATED, FOLLOWING = 0.25, 0.5
@@ -66,8 +64,7 @@ def passage_request(model: Model, ids: Tensor, first: int, last: int, draws: ran
     if first == 0 or form < REPEATED:
         return replay_cue(model, ids, first)
     if form < REPEATED + FOLLOWING * (1 - REPEATED):
-        cue = model.decode(ids[max(0, first - CUE_BEFORE) : first])
-        return model.encode(draws.choice(PASSAGE_AFTER).format(cue=cue))
+        return model.encode(draws.choice(PASSAGE_AFTER).format(cue=words_before(model, ids, first)))
     start = draws.randrange(first, max(first + 1, last - CUE_INSIDE + 1))
     cue = model.decode(ids[start : min(start + CUE_INSIDE, last)]).strip()
     return model.encode(draws.choice(PASSAGE_AROUND).format(cue=cue))

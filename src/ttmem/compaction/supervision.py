@@ -52,7 +52,11 @@ class Supervised:
     predictions: Predictions
 
 
+def words_before(model: Model, ids: Tensor, start: int) -> str:
+    """The text of the last tokens of the document [N] before `start`."""
+    return model.decode(ids[max(0, start - CUE_TOKENS) : start]) if start else ""
+
+
 def replay_cue(model: Model, ids: Tensor, start: int) -> list[int]:
     """The request to repeat the document [N] from `start` on, cued with the tokens before it: token ids."""
-    cue = model.decode(ids[max(0, start - CUE_TOKENS) : start]) if start else ""
-    return model.encode(replay_request(cue))
+    return model.encode(replay_request(words_before(model, ids, start)))
