@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ttmem.attention.branches import branch_attention
 from ttmem.block_sparse import Sparsity, Streams, block_sparse_attention, naive_attention
 from ttmem.block_sparse import attention as attention_module
-from ttmem.block_sparse.attention import fusion_weights, sliding_attention
+from ttmem.block_sparse.attention import fusion_weights, sliding_attention, softmax_branch
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"length": 23},
@@ -125,7 +126,7 @@ def test_any_shape(length: int, padding: int, form: str, **options: Any) -> None
 def test_blocks_of_queries_change_nothing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams, sparsity = make_streams(**CASES[case])
     whole = block_sparse_attention(streams, sparsity)
-    monkeypatch.setattr(attention_module, "QUERY_BLOCK", 5)
+    monkeypatch.setattr(attention_module, "block_size", lambda sparsity: 5)
     torch.testing.assert_close(block_sparse_attention(streams, sparsity), whole)
     check(streams, sparsity, "auto")
 
@@ -206,6 +207,20 @@ def test_scores_learn_and_indices_do_not() -> None:
     (gradient,) = torch.autograd.grad(block_sparse_attention(streams, sparsity).square().sum(), [streams.summaries])
     moved = gradient.abs().amax((1, 3)) > 0
     assert (moved.sum(1) == 1).all()
+
+
+def test_the_log_normalizer_is_read_off_the_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(2, 7, 5, generator=generator, requires_grad=True) for _ in range(3))
+    mask = torch.rand(2, 7, 7, generator=generator) > 0.5
+    mask[..., 0] = True
+    expected = branch_attention(query, keys, values, 2.0, mask=mask)
+    found = softmax_branch((2.0 * query @ keys.mT).masked_fill(~mask, torch.finfo(torch.float32).min), values)
+    torch.testing.assert_close(tuple(found), tuple(expected))
+    directions = tuple(torch.randn(part.shape, generator=generator) for part in expected)
+    one = torch.autograd.grad(tuple(found), [query, keys, values], directions)
+    other = torch.autograd.grad(tuple(expected), [query, keys, values], directions)
+    torch.testing.assert_close(one, other)
 
 
 def test_sliding_is_a_masked_softmax() -> None:

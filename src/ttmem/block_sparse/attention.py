@@ -21,11 +21,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ttmem.attention.branches import Branch, branch_attention
+from ttmem.attention.branches import Branch
 from ttmem.block_sparse.chunks import Sparsity, all_chunks, chunk_slots, take_slots
 
 QUERY_BLOCK = 512
-"""Queries whose scores are held at once."""
+"""Queries whose scores are held at once, at most: in blocks, a window is not computed over the whole text."""
 
 Form = Literal["auto", "dense", "gathered"]
 
@@ -90,7 +90,7 @@ def block_sparse_attention(streams: Streams, sparsity: Sparsity, form: Form = "a
     and gives those not selected no weight, which is faster where queries together select most chunks.
     """
     with torch.autocast(streams.query.device.type, enabled=False):
-        outputs = [_attend(block, sparsity, form) for block in streams.blocks(QUERY_BLOCK)]
+        outputs = [_attend(block, sparsity, form) for block in streams.blocks(block_size(sparsity))]
     return torch.cat(outputs, dim=2)
 
 
@@ -109,24 +109,40 @@ def window_attention(
     start = torch.as_tensor(starts, device=query.device).view(-1, 1, 1)
     seen = (slot <= own) & (slot - start >= sparsity.window_begin(own - start)) & (slot >= start)
     mask = seen | (slot == own)
-    grouped = query.unflatten(1, (keys.shape[1], -1))
-    return branch_attention(
-        grouped, keys.unsqueeze(2), values.unsqueeze(2), query.shape[-1] ** -0.5, mask=mask[:, None, None]
-    )
+    grouped = query.unflatten(1, (keys.shape[1], -1)).float()
+    scores = grouped @ keys.unsqueeze(2).float().mT * query.shape[-1] ** -0.5
+    return softmax_branch(scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min), values.unsqueeze(2))
+
+
+def softmax_branch(scores: Tensor, values: Tensor) -> Branch:
+    """`branch_attention` behind its scores, [.., Q, n], with the log-normalizer read off the softmax.
+
+    A window's scores are mostly masked, and exp of the least finite number takes a CPU several times as long as others;
+    softmax does not. With m the largest score, log Z = m - log p_m.
+    """
+    weights = scores.softmax(-1)
+    largest, index = scores.max(-1, keepdim=True)
+    log_z = largest - weights.gather(-1, index).log()
+    return Branch(weights @ values.float(), log_z.squeeze(-1))
 
 
 def sliding_attention(
     query: Tensor, keys: Tensor, values: Tensor, sparsity: Sparsity, starts: Tensor | int = 0
 ) -> Tensor:
     """The window alone: the reference without far context. Shapes as in `window_attention`; [B, Hq, Q, d] in fp32."""
-    outputs, Q, n = [], query.shape[2], keys.shape[2]
+    outputs, Q, n, size = [], query.shape[2], keys.shape[2], block_size(sparsity)
     with torch.autocast(query.device.type, enabled=False):
-        for begin in range(0, Q, QUERY_BLOCK):
-            end = min(begin + QUERY_BLOCK, Q)
+        for begin in range(0, Q, size):
+            end = min(begin + size, Q)
             last = n - Q + end
             part = window_attention(query[:, :, begin:end], keys[:, :, :last], values[:, :, :last], sparsity, starts)
             outputs.append(part.output.flatten(1, 2))
     return torch.cat(outputs, dim=2)
+
+
+def block_size(sparsity: Sparsity) -> int:
+    """Queries at once: a few windows, so that most of what is computed for one is in it."""
+    return min(QUERY_BLOCK, max(64, 2 * sparsity.window))
 
 
 def _attend(streams: Streams, sparsity: Sparsity, form: Form) -> Tensor:

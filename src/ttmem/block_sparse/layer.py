@@ -14,6 +14,17 @@ from ttmem.block_sparse.compressors import ChunkCompressor
 from ttmem.block_sparse.configuration import BlockSparseConfig
 
 
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, in fp32 inside; in the dtype of x, also under autocast."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
 class BlockSparseAttention(nn.Module):
     """Attention over a window and selected chunks, or one of the references (`config.attention`)."""
 
@@ -29,7 +40,7 @@ class BlockSparseAttention(nn.Module):
             keys = config.compressor_input == "keys"
             self.score_down = nn.Linear(width, config.query_rank, bias=False)
             self.score_up = nn.Linear(config.query_rank, config.num_attention_heads * dim, bias=False)
-            self.score_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+            self.score_norm = RMSNorm(dim, config.rms_norm_eps)
             self.compressor = ChunkCompressor(
                 config.compressor,
                 config.num_key_value_heads if keys else 1,

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from ttmem.block_sparse.cache import BlockSparseCache
 from ttmem.block_sparse.chunks import row_starts
 from ttmem.block_sparse.configuration import BlockSparseConfig
-from ttmem.block_sparse.layer import BlockSparseAttention
+from ttmem.block_sparse.layer import BlockSparseAttention, RMSNorm
 from ttmem.errors import BlockError
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -33,9 +33,9 @@ class GatedMLP(nn.Module):
 class BlockSparseDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: BlockSparseConfig, index: int) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = BlockSparseAttention(config, index)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config)
 
     def forward(self, hidden: Tensor, starts: Tensor | None = None, cache: BlockSparseCache | None = None) -> Tensor:
@@ -64,7 +64,7 @@ class BlockSparseModel(BlockSparsePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(BlockSparseDecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
