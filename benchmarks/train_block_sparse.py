@@ -107,7 +107,8 @@ def main() -> None:
     settings, changes = changed(recipe.training, arguments), dict(arguments.set)
     network = build(recipe, arguments.seed, changes, arguments.tokens is None).to(arguments.device).train()
     if arguments.gradient_checkpointing:
-        network.gradient_checkpointing_enable()
+        # The older name warns since transformers 5.24.
+        getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)()
     objective: RetrievalObjective | TokenObjective
     if arguments.tokens is None:
         objective = RetrievalObjective(
