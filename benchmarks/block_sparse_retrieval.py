@@ -1,0 +1,181 @@
+"""The compressors in block-sparse attention: retrieval at the training length, at twice and at four times that.
+
+    python benchmarks/block_sparse_retrieval.py [--systems mean concat attention ttr ttr-conv full sliding]
+        [--seeds 0 1 2] [--steps 2000] [--work FOLDER]
+
+Every system is the same small language model (the recipe's, trained from scratch on needles for the same steps); only
+the compressor of chunks differs. Full attention and the sliding window are the references. All systems of a seed see
+the same training and test sequences. `attention` is HiLS's summary, with the entropy of its weights as the bias; the
+others have no bias (`--bias` gives all the same one). A finished run, one system with one seed, is kept in `--work`,
+and a training state now and then: call the same command again to go on. The figures are accuracies of each run, with
+the mean and the standard deviation over seeds, and each system's difference to `attention` seed by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import record
+from rich.console import Console
+from train_block_sparse import build, changed, evaluate, option
+
+from ttmem.block_sparse.objectives import RetrievalObjective
+from ttmem.block_sparse.recipes import RECIPES, Recipe
+from ttmem.training.checkpoints import load_state, save_state
+from ttmem.training.loop import TrainSettings, TrainState, train
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "mean": {"compressor": "mean"},
+    "concat": {"compressor": "concat"},
+    "attention": {"compressor": "attention", "summary_bias": "entropy"},
+    "ttr": {"compressor": "ttr"},
+    "ttr-conv": {"compressor": "ttr-conv"},
+    "full": {"attention": "full"},
+    "sliding": {"attention": "sliding"},
+}
+BASELINE = "attention"
+REFERENCES = ("full", "sliding")
+
+
+def model_changes(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    changes = {**SYSTEMS[system], **dict(arguments.set)}
+    if system not in REFERENCES:
+        changes["compressor_input"] = arguments.input
+        if arguments.bias is not None and system != "concat":
+            changes["summary_bias"] = arguments.bias
+    return changes
+
+
+def run_one(
+    system: str, seed: int, recipe: Recipe, settings: TrainSettings, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Train and test one system with one seed, or read what an earlier call has found."""
+    network = build(recipe, seed, model_changes(system, arguments), needles=True).to(arguments.device).train()
+    run = {
+        "training": asdict(settings),
+        "seed": seed,
+        "model": network.config.to_diff_dict(),
+        "length": recipe.length,
+        "batch": recipe.batch,
+        "shortest": recipe.shortest,
+        "task": asdict(recipe.task),
+        "sequences": arguments.sequences,
+    }
+    key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
+    done = arguments.work / f"{system}-{seed}-{key}.json"
+    state_path = done.with_suffix(".state.safetensors")
+    if done.exists():
+        return json.loads(done.read_text())
+    objective = RetrievalObjective(network, recipe.task, recipe.length, recipe.batch, seed, recipe.shortest)
+    console = Console(stderr=True)
+
+    def checkpoint(state: TrainState) -> None:
+        save_state(state, state_path, run)
+        recent = objective.losses[-settings.checkpoint_every :]
+        loss = sum(recent) / len(recent)
+        console.print(f"{system}, seed {seed}: step {state.step}, {state.seconds:.0f} s, loss {loss:.3f}")
+
+    earlier = load_state(state_path, run) if state_path.exists() else None
+    state = train(dict(network.named_parameters()), objective, settings, None, earlier, checkpoint)
+    found = {
+        "system": system,
+        "seed": seed,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "steps": state.step,
+        "seconds": state.seconds,
+        "accuracy": evaluate(network, recipe, arguments.sequences, 10_000 + seed),
+    }
+    fresh = done.with_suffix(".partial")
+    fresh.write_text(json.dumps(found))
+    os.replace(fresh, done)
+    state_path.unlink(missing_ok=True)
+    console.print(f"{system}, seed {seed}: {found['accuracy']}")
+    return found
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "deviation": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """By system, task and length: the accuracy over seeds, and what it is above the baseline's, seed by seed."""
+    by_run = {(run["system"], run["seed"]): run["accuracy"] for run in runs}
+    seeds = sorted({seed for _, seed in by_run})
+    table: dict[str, Any] = {}
+    for system in dict.fromkeys(run["system"] for run in runs):
+        first = by_run[system, seeds[0]]
+        table[system] = {
+            kind: {length: spread([by_run[system, seed][kind][length] for seed in seeds]) for length in lengths}
+            for kind, lengths in first.items()
+        }
+        if system == BASELINE or (BASELINE, seeds[0]) not in by_run:
+            continue
+        for kind, lengths in first.items():
+            for length in lengths:
+                above = [by_run[system, s][kind][length] - by_run[BASELINE, s][kind][length] for s in seeds]
+                table[system][kind][length][f"above_{BASELINE}"] = spread(above)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--recipe", choices=RECIPES, default="cpu")
+    parser.add_argument("--input", choices=["keys", "hidden", "residual"], default="keys", help="what is compressed")
+    parser.add_argument("--bias", choices=["none", "entropy"], help="of all compressors (concat has none)")
+    parser.add_argument("--set", type=option, nargs="+", default=[], metavar="FIELD=VALUE", help="of all models")
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--minutes", type=float, help="per run, instead of --steps")
+    parser.add_argument("--optimizer")
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument("--schedule")
+    parser.add_argument("--warmup", type=int)
+    parser.add_argument("--checkpoint-every", type=int)
+    parser.add_argument("--sequences", type=int, default=256, help="per task and length, in the evaluation")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--work", type=Path, default=Path("block_sparse_retrieval.work"), help="finished runs, states")
+    parser.add_argument("--name", default="block_sparse_retrieval", help="of the file of results")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    recipe = RECIPES[arguments.recipe]
+    length = arguments.length or recipe.length
+    shortest = None if recipe.shortest is None else min(recipe.shortest, length)
+    recipe = replace(recipe, length=length, batch=arguments.batch or recipe.batch, shortest=shortest)
+    settings = changed(recipe.training, arguments)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    # Seed by seed, so that what is there after an interruption compares all systems.
+    runs = [run_one(s, seed, recipe, settings, arguments) for seed in arguments.seeds for s in arguments.systems]
+    kept = ("systems", "seeds", "recipe", "input", "bias", "sequences", "device")
+    figures = {
+        "settings": {
+            **{name: getattr(arguments, name) for name in kept},
+            "set": dict(arguments.set),
+            "length": recipe.length,
+            "batch": recipe.batch,
+            "shortest": recipe.shortest,
+            "task": asdict(recipe.task),
+            "training": asdict(settings),
+            "model": recipe.model,
+        },
+        "over_seeds": over_seeds(runs),
+        "runs": runs,
+    }
+    record(arguments.name, figures)
+
+
+if __name__ == "__main__":
+    main()
