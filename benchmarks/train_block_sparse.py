@@ -3,6 +3,7 @@
     python benchmarks/train_block_sparse.py --recipe cpu --out FOLDER [--set compressor=mean chunk_size=32] [--seed 0]
     python benchmarks/train_block_sparse.py --recipe 345m --tokens fineweb.npy --out FOLDER --device cuda
         [--dtype bfloat16] [--gradient-checkpointing]
+    torchrun --nproc-per-node 8 benchmarks/train_block_sparse.py --recipe 345m --tokens fineweb.npy --parallel fsdp ...
 
 A recipe (`ttmem.block_sparse.recipes`) gives the model, its training and the lengths; every part can be set otherwise.
 `--set` takes any field of `BlockSparseConfig`, for example attention=full for a reference. Without `--tokens` the model
@@ -24,13 +25,17 @@ import torch
 from rich.console import Console
 
 from ttmem.block_sparse import BlockSparseConfig, BlockSparseForCausalLM
-from ttmem.block_sparse.objectives import RetrievalObjective, TokenObjective, read_tokens
+from ttmem.block_sparse.objectives import RetrievalObjective
 from ttmem.block_sparse.recipes import RECIPES, Recipe
 from ttmem.block_sparse.retrieval import PAD, accuracy
 from ttmem.block_sparse.start import look_back
 from ttmem.progress import ConsoleProgress
 from ttmem.training.checkpoints import load_state, save_state
+from ttmem.training.language import NextToken, TokenObjective, read_tokens
 from ttmem.training.loop import TrainSettings, TrainState, train
+from ttmem.training.metrics import MetricsFile
+from ttmem.training.parallel import KINDS as KINDS_OF_PARALLELISM
+from ttmem.training.parallel import World, parallelize, start_world, whole_state
 
 KINDS = {"single": 1, "multi": 8}
 """Needles of the two tasks. The name is RULER's; the sequences are `ttmem.block_sparse.retrieval`'s."""
@@ -98,14 +103,22 @@ def main() -> None:
     parser.add_argument("--gradient-checkpointing", action="store_true", help="less memory, more computing")
     parser.add_argument("--state", type=Path, help="where the training state is kept (default: beside --out)")
     parser.add_argument("--resume", action="store_true", help="go on from --state")
+    parser.add_argument("--parallel", choices=KINDS_OF_PARALLELISM, default="none", help="with --tokens and torchrun")
+    parser.add_argument("--metrics", type=Path, help="a file for loss, rate and gradient norm, as JSON lines")
     arguments = parser.parse_args()
+    if arguments.parallel != "none" and arguments.tokens is None:
+        parser.error("--parallel is for --tokens; the needles' models are small")
+    with start_world(arguments.device) as world:
+        run(arguments, world)
 
+
+def run(arguments: argparse.Namespace, world: World) -> None:
     recipe = RECIPES[arguments.recipe]
     length = arguments.length or recipe.length
     shortest = None if recipe.shortest is None else min(recipe.shortest, length)
     recipe = replace(recipe, length=length, batch=arguments.batch or recipe.batch, shortest=shortest)
     settings, changes = changed(recipe.training, arguments), dict(arguments.set)
-    network = build(recipe, arguments.seed, changes, arguments.tokens is None).to(arguments.device).train()
+    network = build(recipe, arguments.seed, changes, arguments.tokens is None).to(world.device).train()
     if arguments.gradient_checkpointing:
         # The older name warns since transformers 5.24.
         getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)()
@@ -117,13 +130,21 @@ def main() -> None:
     else:
         tokens = read_tokens(arguments.tokens, network.config.vocab_size)
         dtype = getattr(torch, arguments.dtype)
+        module = parallelize(NextToken(network), network.get_decoder().layers, arguments.parallel, world, dtype)
         objective = TokenObjective(
-            network, tokens, recipe.length, recipe.batch, arguments.seed, arguments.micro, dtype
+            module,
+            tokens,
+            recipe.length,
+            recipe.batch,
+            arguments.seed,
+            arguments.micro,
+            dtype=torch.float32 if arguments.parallel == "fsdp" else dtype,
+            world=world,
         )
 
     console = Console(stderr=True)
     state_path = arguments.state or arguments.out.with_name(arguments.out.name + ".state.safetensors")
-    run = {
+    identity = {
         **asdict(settings),
         "seed": arguments.seed,
         "model": network.config.to_diff_dict(),
@@ -134,21 +155,31 @@ def main() -> None:
     }
 
     def checkpoint(state: TrainState) -> None:
-        save_state(state, state_path, run)
+        if not world.first:
+            return
+        save_state(state, state_path, identity)
         recent = objective.losses[-settings.checkpoint_every :]
         loss = sum(recent) / len(recent) if recent else math.nan
         console.print(f"step {state.step}, {state.seconds:.0f} s, loss {loss:.3f}")
 
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    earlier = load_state(state_path, identity) if arguments.resume else None
+    report = None
+    if world.first and arguments.metrics is not None:
+        report = MetricsFile(arguments.metrics, earlier.step if earlier else 0)
     state = train(
         dict(network.named_parameters()),
         objective,
         settings,
-        ConsoleProgress(console),
-        load_state(state_path, run) if arguments.resume else None,
+        ConsoleProgress(console) if world.first else None,
+        earlier,
         checkpoint,
+        report,
     )
-    network.eval().save_pretrained(arguments.out)
+    weights = whole_state(network)
+    if not world.first:
+        return
+    network.eval().save_pretrained(arguments.out, state_dict=weights)
     state_path.unlink(missing_ok=True)
     figures: dict[str, Any] = {"steps": state.step, "seconds": state.seconds, "last_loss": objective.losses[-1:]}
     if arguments.tokens is None:

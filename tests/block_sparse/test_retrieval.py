@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttmem.block_sparse import KINDS, BlockSparseForCausalLM
-from ttmem.block_sparse.objectives import RetrievalObjective, TokenObjective, read_tokens
+from ttmem.block_sparse.objectives import RetrievalObjective
 from ttmem.block_sparse.recipes import RECIPES
 from ttmem.block_sparse.retrieval import ASK, SPECIAL, Needles, accuracy
 from ttmem.block_sparse.start import OFFSETS, look_back
@@ -135,34 +134,3 @@ def test_the_first_layer_looks_back() -> None:
     for head in range(4):
         offset = OFFSETS[head % len(OFFSETS)]
         assert weights[head].diagonal(-offset)[8:].mean() > 0.6, offset
-
-
-def test_tokens_from_a_file(make_lm: Make, tmp_path: Path) -> None:
-    tokens = np.random.default_rng(0).integers(1, 50, 500).astype(np.uint16)
-    np.save(tmp_path / "tokens.npy", tokens)
-    read = read_tokens(tmp_path / "tokens.npy", 50)
-    gradients = []
-    for micro in (4, 2, 1):
-        lm = make_lm()
-        objective = TokenObjective(lm, read, 20, 4, seed=0, micro=micro)
-        objective.loss(7).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None]))
-        ids = np.random.default_rng([0, 7]).integers(0, 480, 4)
-        batch = torch.tensor(np.stack([tokens[i : i + 21] for i in ids]).astype(np.int64))
-        assert objective.losses[0] == pytest.approx(make_lm()(batch, labels=batch).loss.item(), rel=1e-4)
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(gradients[2], gradients[0], rtol=1e-3, atol=1e-5)
-    half = TokenObjective(make_lm(), read, 20, 4, seed=0, dtype=torch.bfloat16)
-    assert half.loss(0).isfinite()
-
-    with pytest.raises(TaskError, match="no token file"):
-        read_tokens(tmp_path / "nothing.npy", 50)
-    with pytest.raises(TaskError, match="vocabulary has 10"):
-        read_tokens(tmp_path / "tokens.npy", 10)
-    np.save(tmp_path / "floats.npy", np.zeros(5))
-    with pytest.raises(TaskError, match="not token ids"):
-        read_tokens(tmp_path / "floats.npy", 50)
-    with pytest.raises(TaskError, match="one row of more than 601"):
-        TokenObjective(make_lm(), read, 600, 4, seed=0)
-    with pytest.raises(TaskError, match="parts of 3"):
-        TokenObjective(make_lm(), read, 20, 4, seed=0, micro=3)

@@ -13,7 +13,9 @@ from torch.optim import Optimizer
 
 from ttmem.errors import BudgetError
 from ttmem.progress import Progress
+from ttmem.training.metrics import Metrics
 from ttmem.training.optimizers import make_optimizers
+from ttmem.training.parallel import placed_like, whole
 from ttmem.training.schedules import learning_rate_factor
 
 
@@ -51,6 +53,7 @@ class TrainSettings:
     clip: float = 1.0
     """Gradients are clipped to this norm."""
     checkpoint_every: int = 100
+    report_every: int = 10
 
     def __post_init__(self) -> None:
         """Raise BudgetError for a value outside its range, before any computing."""
@@ -59,7 +62,8 @@ class TrainSettings:
         for name in ("lr", "clip"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("weight_decay", self.weight_decay >= 0, "at least 0")
-        self._require("checkpoint_every", self.checkpoint_every >= 1, "at least 1")
+        for name in ("checkpoint_every", "report_every"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("minutes", self.minutes is None or self.minutes > 0, "above 0")
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
@@ -90,10 +94,12 @@ def train(
     progress: Progress | None = None,
     state: TrainState | None = None,
     checkpoint: Callable[[TrainState], None] | None = None,
+    report: Callable[[Metrics], None] | None = None,
 ) -> TrainState:
     """Train `parameters` in place, from `state` where one is given. Returns the state at the end.
 
-    `checkpoint` gets the state every `checkpoint_every` steps; its time counts as the run's.
+    `checkpoint` gets the state every `checkpoint_every` steps, `report` the metrics every `report_every`; their time
+    counts as the run's. Sharded parameters (see `parallel`) are whole in a state: all processes have to call this.
     """
     optimizers = make_optimizers(settings.optimizer, parameters, settings.lr, settings.weight_decay)
     step, earlier = 0, 0.0
@@ -113,14 +119,17 @@ def train(
             factor = learning_rate_factor(settings.schedule, done, step, settings.warmup)
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = settings.lr * factor
-            objective.loss(step).backward()
-            torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+            loss = objective.loss(step)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             step += 1
             seconds = earlier + time.perf_counter() - start
             done = settings.done(step, seconds)
+            if report is not None and (step % settings.report_every == 0 or done >= 1.0):
+                report(Metrics(step, loss.item(), settings.lr * factor, whole(norm).item(), seconds))
             if checkpoint is not None and step % settings.checkpoint_every == 0 and done < 1.0:
                 checkpoint(_state(step, seconds, parameters, optimizers, objective))
     return _state(step, earlier + time.perf_counter() - start, parameters, optimizers, objective)
@@ -135,10 +144,10 @@ def _state(
 ) -> TrainState:
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
-        tensors[f"parameter/{name}"] = parameter.detach().clone()
+        tensors[f"parameter/{name}"] = whole(parameter.detach()).clone()
         for optimizer in optimizers:
             for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{name}/{key}"] = value.detach().clone()
+                tensors[f"optimizer/{name}/{key}"] = whole(value.detach()).clone()
     return TrainState(step, seconds, tensors, objective.state())
 
 
@@ -147,9 +156,11 @@ def _restore(
     tensors: dict[str, Tensor], parameters: Mapping[str, nn.Parameter], optimizers: list[Optimizer]
 ) -> None:
     for name, parameter in parameters.items():
-        parameter.copy_(tensors[f"parameter/{name}"])
+        parameter.copy_(placed_like(tensors[f"parameter/{name}"], parameter))
         prefix = f"optimizer/{name}/"
         moments = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         for optimizer in optimizers:
             if moments and any(parameter is own for group in optimizer.param_groups for own in group["params"]):
-                optimizer.state[parameter] = {key: value.clone() for key, value in moments.items()}
+                optimizer.state[parameter] = {
+                    key: placed_like(value.clone(), parameter) for key, value in moments.items()
+                }

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ttmem.errors import BudgetError
+from ttmem.training.parallel import placed_like, whole
 
 BETAS = (0.9, 0.98)
 MOMENTUM = 0.95
@@ -49,10 +50,13 @@ class Muon(Optimizer):
         assert closure is None
         for group in self.param_groups:
             for parameters in _by_shape(p for p in group["params"] if p.grad is not None):
-                updates = orthogonalize(torch.stack([self._momentum(p) for p in parameters]))
+                # Sharded matrices are gathered, since what is orthogonal is the whole; each process does all of them.
+                updates = orthogonalize(torch.stack([whole(self._momentum(p)) for p in parameters]))
                 scale = group["lr"] * ADAM_SIZE * max(updates.shape[1:]) ** 0.5
                 for parameter, update in zip(parameters, updates, strict=True):
-                    parameter.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
+                    parameter.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(
+                        placed_like(update, parameter), alpha=-scale
+                    )
 
     def _momentum(self, parameter: nn.Parameter) -> Tensor:
         """Nesterov's: the running mean of the gradients, taken one step further."""

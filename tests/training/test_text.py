@@ -1,0 +1,73 @@
+"""Texts to token files: what is read, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ttmem.errors import TaskError
+from ttmem.training.language import read_tokens
+from ttmem.training.text import read_texts, write_tokens
+
+
+def encode(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def test_files_folders_and_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "a.md").write_text("one")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "c.jsonl").write_text('{"text": "three", "n": 1}\n\n{"text": "four"}\n')
+    (tmp_path / "ignored.bin").write_bytes(b"\x00\xff")
+    assert list(read_texts(str(tmp_path))) == ["one", "two", "three", "four"]
+    assert list(read_texts(str(tmp_path / "b.txt"))) == ["two"]
+
+
+def test_token_files(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "tokens.npy"
+    seen: list[int] = []
+    assert write_tokens(["ab", "", "c"], encode, 3, path, advance=seen.append) == 6
+    assert seen == [3, 1, 2]
+    tokens = read_tokens(path, 200)
+    assert tokens.tolist() == [97, 98, 3, 3, 99, 3]
+    assert tokens.dtype == np.uint16
+    assert write_tokens(iter(["ab", "cd"]), encode, 3, path, limit=4) == 4
+    assert write_tokens([chr(70_000)], encode, 3, path) == 2
+    assert read_tokens(path, 80_000).tolist() == [70_000, 3]
+    assert [file.name for file in path.parent.iterdir()] == ["tokens.npy"]
+
+
+def test_only_as_much_is_read_as_is_wanted(tmp_path: Path) -> None:
+    def endless() -> object:
+        while True:
+            yield "abc"
+
+    assert write_tokens(endless(), encode, 3, tmp_path / "t.npy", limit=10) == 10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", "{no json", "line 1: no JSON"),
+        ("a.jsonl", json.dumps({"body": "x"}), "no text in a field 'text'; it has body"),
+        ("a.jsonl", "[1, 2]", "no fields"),
+    ],
+)
+def test_bad_records(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TaskError, match=said):
+        list(read_texts(str(tmp_path / name)))
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="holds no"):
+        list(read_texts(str(tmp_path)))
+    with pytest.raises(TaskError, match="no file, no folder"):
+        list(read_texts("nowhere at all"))
+    with pytest.raises(TaskError, match="no token"):
+        write_tokens([], encode, 0, tmp_path / "t.npy")
+    assert not list(tmp_path.iterdir())
