@@ -33,3 +33,10 @@ def test_warmup_rises_to_the_schedule_and_the_end_is_not_passed(name: str) -> No
 def test_unknown_schedule() -> None:
     with pytest.raises(BudgetError, match="'step' is not one of"):
         learning_rate_factor("step", 0.0, 0, 0)
+
+
+def test_a_floor_is_where_it_ends() -> None:
+    assert learning_rate_factor("cosine", 1.0, 100, 0, floor=0.1) == pytest.approx(0.1)
+    assert learning_rate_factor("cosine", 0.5, 50, 0, floor=0.1) == pytest.approx(0.55)
+    assert learning_rate_factor("constant", 0.5, 50, 0, floor=0.1) == 1.0
+    assert learning_rate_factor("hold", 0.2, 0, 4, floor=0.5) == 0.25

@@ -50,6 +50,8 @@ class TrainSettings:
     schedule: str = "cosine"
     warmup: int = 0
     """Steps over which the learning rate rises."""
+    floor: float = 0.0
+    """The part of the learning rate that is left at the end of a schedule that falls."""
     clip: float = 1.0
     """Gradients are clipped to this norm."""
     checkpoint_every: int = 100
@@ -61,6 +63,7 @@ class TrainSettings:
             self._require(name, getattr(self, name) >= 0, "at least 0")
         for name in ("lr", "clip"):
             self._require(name, getattr(self, name) > 0, "above 0")
+        self._require("floor", 0 <= self.floor <= 1, "from 0 to 1")
         self._require("weight_decay", self.weight_decay >= 0, "at least 0")
         for name in ("checkpoint_every", "report_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
@@ -116,7 +119,9 @@ def train(
             shown = int(1000 * min(done, 1.0))
             if done >= 1.0:
                 break
-            factor = learning_rate_factor(settings.schedule, done, step, settings.warmup)
+            factor = learning_rate_factor(
+                settings.schedule, done, step, settings.warmup, settings.floor
+            )
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = settings.lr * factor
             loss = objective.loss(step)

@@ -18,11 +18,14 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate_factor(name: str, done: float, step: int, warmup: int) -> float:
-    """The factor at `step` (from 0) of a run of which the part `done` in [0, 1] is over; it rises for `warmup` steps.
+def learning_rate_factor(name: str, done: float, step: int, warmup: int, floor: float = 0.0) -> float:
+    """The factor at `step` (from 0) of a run of which the part `done` in [0, 1] is over.
+
+    It rises for `warmup` steps, and falls to `floor` rather than to 0.
 
     Raises BudgetError for an unknown name.
     """
     if name not in SCHEDULES:
         raise BudgetError(f"the schedule {name!r} is not one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name](min(max(done, 0.0), 1.0)) * min(1.0, (step + 1) / max(1, warmup))
+    factor = SCHEDULES[name](min(max(done, 0.0), 1.0))
+    return (floor + (1.0 - floor) * factor) * min(1.0, (step + 1) / max(1, warmup))

@@ -5,7 +5,7 @@ a model is trained and tested on, and their score.
 """
 
 from ttmem.tasks.mad.data import MadData, class_accuracy, make_data
-from ttmem.tasks.mad.settings import FULL, REDUCED, TASKS, MadSetting, Sweep, baseline, grid
+from ttmem.tasks.mad.settings import FULL, REDUCED, TASKS, MadSetting, Sweep, baseline, grid, reduced
 
 __all__ = [
     "FULL",
@@ -18,4 +18,5 @@ __all__ = [
     "class_accuracy",
     "grid",
     "make_data",
+    "reduced",
 ]

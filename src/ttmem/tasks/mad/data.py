@@ -22,6 +22,9 @@ class MadData:
     inputs: Tensor
     targets: Tensor
 
+    def to(self, device: str) -> MadData:
+        return MadData(self.inputs.to(device), self.targets.to(device))
+
 
 def make_data(setting: MadSetting, split: str, seed: int) -> MadData:
     """The training or the test set. Example i is the same for the same seed, however many there are.

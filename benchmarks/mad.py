@@ -1,0 +1,190 @@
+"""MAD: the fast-weight layers and their baselines on six synthetic token tasks.
+
+    python benchmarks/mad.py [--systems window in_place lact deltanet gated_deltanet ttcd] [--tasks recall ...]
+        [--seeds 12345 12346] [--full] [--work FOLDER]
+
+Without --full: each task's baseline setting, fewer sequences and epochs, a narrower model, one rate and no decay, so
+that a run takes a CPU minutes. With it: all 66 settings, three rates and two decays, 200 epochs, the reference width;
+that is for GPUs (--device cuda). All systems have two layers of the same width and see the same sequences; a setting's
+score is the best test accuracy of its sweep, a task's the mean over settings. Finished runs are kept in --work, and
+the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import record
+from torch import Tensor, nn
+
+from ttmem.evaluation.mad import run_setting
+from ttmem.fast_weights import TTCDConfig, TTCDModel
+from ttmem.progress import ConsoleProgress
+from ttmem.tasks.mad import FULL, REDUCED, TASKS, MadSetting, Sweep, grid, reduced
+
+SYSTEMS = ("window", "in_place", "lact", "deltanet", "gated_deltanet", "ttcd")
+SHORT = ("compression", "memorisation")
+"""Tasks whose sequences are so short that the windows are halved."""
+
+
+class Encoder(nn.Module):
+    """A decoder as MAD's readouts want it: ids in, hidden states out."""
+
+    def __init__(self, config: TTCDConfig) -> None:
+        super().__init__()
+        self.decoder = TTCDModel(config)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.decoder(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def config_of(system: str, setting: MadSetting, vocabulary: int, width: int, changes: dict[str, Any]) -> TTCDConfig:
+    """Two layers, four heads, MLPs of twice the width; windows 32 and 16 (16 and 8 for the short tasks)."""
+    window = 16 if setting.task in SHORT else 32
+    values: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": width // 4,
+        "max_position_embeddings": setting.length,
+        "rule": system,
+        "windows": window,
+        "teacher_window": window,
+        "student_window": window // 2,
+        "chunk_size": window // 2,
+    }
+    return TTCDConfig(**{**values, **changes})
+
+
+def run_one(
+    system: str,
+    setting: MadSetting,
+    sweep: Sweep,
+    rate: float,
+    decay: float,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """One training, or what an earlier call has found of it."""
+    changes = dict(arguments.set)
+    identity = {
+        "system": system,
+        "setting": asdict(setting),
+        "sweep": asdict(replace(sweep, rates=(rate,), weight_decays=(decay,))),
+        "width": arguments.width,
+        "set": changes,
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    path = arguments.work / f"{system}-{setting.task}-{key}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+
+    def make(vocabulary: int) -> nn.Module:
+        return Encoder(config_of(system, setting, vocabulary, arguments.width, changes))
+
+    found = {**identity, **run_setting(setting, make, arguments.width, sweep, rate, decay, arguments.device)}
+    fresh = path.with_suffix(".partial")
+    fresh.write_text(json.dumps(found))
+    os.replace(fresh, path)
+    return found
+
+
+def scores(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """By system and task: the best of each setting's sweep, the mean over settings, and its spread over seeds."""
+    best: dict[tuple[str, str, int, str], float] = {}
+    for run in runs:
+        key = (run["system"], run["setting"]["task"], run["sweep"]["seed"], json.dumps(run["setting"], sort_keys=True))
+        best[key] = max(best.get(key, 0.0), 100 * run["accuracy"])
+    table: dict[str, Any] = {}
+    for system in dict.fromkeys(run["system"] for run in runs):
+        tasks = dict.fromkeys(task for own, task, _, _ in best if own == system)
+        seeds = sorted({seed for own, _, seed, _ in best if own == system})
+        rows = {}
+        for task in tasks:
+            means = [
+                statistics.fmean(value for key, value in best.items() if key[:3] == (system, task, seed))
+                for seed in seeds
+            ]
+            rows[task] = {"mean": statistics.fmean(means), "by_seed": means}
+        overall = [statistics.fmean(row["by_seed"][i] for row in rows.values()) for i in range(len(seeds))]
+        rows["all"] = {"mean": statistics.fmean(overall), "by_seed": overall}
+        table[system] = rows
+    return table
+
+
+def option(text: str) -> tuple[str, Any]:
+    """name=value of a `TTCDConfig` field, the value as JSON."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in TTCDConfig.__dataclass_fields__:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE with a field of TTCDConfig")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--full", action="store_true", help="all settings and the whole sweep")
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--rates", type=float, nargs="+")
+    parser.add_argument("--decays", type=float, nargs="+")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--set", type=option, nargs="+", default=[], metavar="FIELD=VALUE", help="of all models")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--work", type=Path, default=Path("mad.work"), help="finished runs")
+    parser.add_argument("--name", default="mad", help="of the file of results")
+    arguments = parser.parse_args()
+    sweep = FULL if arguments.full else REDUCED
+    sweep = replace(
+        sweep,
+        epochs=arguments.epochs or sweep.epochs,
+        batch=arguments.batch or sweep.batch,
+        rates=tuple(arguments.rates or sweep.rates),
+        weight_decays=tuple(arguments.decays or sweep.weight_decays),
+    )
+    arguments.width = arguments.width or (128 if arguments.full else 64)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    seeds = arguments.seeds or ([sweep.seed] if arguments.full else [sweep.seed, sweep.seed + 1])
+    settings = grid(arguments.tasks) if arguments.full else reduced(arguments.tasks)
+    plan = [
+        (system, setting, replace(sweep, seed=seed), rate, decay)
+        for seed in seeds  # seed by seed, so that what an interruption leaves compares all systems
+        for setting in settings
+        for system in arguments.systems
+        for rate in sweep.rates
+        for decay in sweep.weight_decays
+    ]
+    runs = []
+    with ConsoleProgress().stage("MAD", len(plan)) as advance:
+        for one in plan:
+            runs.append(run_one(*one, arguments))
+            advance(1)
+    figures = {
+        "width": arguments.width,
+        "full": arguments.full,
+        "sweep": asdict(sweep),
+        "set": dict(arguments.set),
+        "torch_threads": torch.get_num_threads(),
+        "scores": scores(runs),
+        "runs": runs,
+    }
+    record(arguments.name, figures, seeds[0])
+
+
+if __name__ == "__main__":
+    main()
