@@ -11,7 +11,7 @@ The layer reports the document's N tokens as seen, whatever the memory's size: t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,13 +31,23 @@ Observer = Callable[[int, Tensor, float, Branch, Branch], None]
 the merged branch). For capturing queries and scores; must not change them."""
 
 
+class AttendingLayer(Protocol):
+    """A cache layer that computes attention over what it holds itself."""
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Attention for post-rotary queries [B, H*G, T, d], with the keys and values `update` returned and the model's
+        boolean mask; output as `scaled_dot_product_attention` gives it."""
+
+
 class MemoryKeys(Tensor):
     """The new tokens' keys [B, H, n, d] of one layer, tied to the layer's memory until attention is computed."""
 
-    source: MemoryLayer
+    source: AttendingLayer
 
     @classmethod
-    def tie(cls, keys: Tensor, source: MemoryLayer) -> MemoryKeys:
+    def tie(cls, keys: Tensor, source: AttendingLayer) -> MemoryKeys:
         tied = keys.as_subclass(cls)
         tied.source = source
         return tied
@@ -76,36 +86,30 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`scaled_dot_product_attention` over a layer's memory and its new tokens, with the model's own scale."""
-    layer = key.source
-    keys = key.as_subclass(Tensor)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    memory = layer.memory_for(query)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = attn_mask > torch.finfo(attn_mask.dtype).min / 2
-    if isinstance(memory, WindowMemory):
-        from_memory = _window_attention(query, memory, scale, attn_mask, is_causal, keys.shape[-2])
-    else:
-        from_memory = memory_attention(query, memory, scale)
-    from_new = fast_attention(query, keys, value, scale, mask=attn_mask, is_causal=is_causal)
-    if layer.merging == "equal":
-        return torch.lerp(from_memory.output, from_new.output, 0.5).to(query.dtype)
-    if layer.observer is None:
-        return merge_outputs(from_memory, from_new).to(query.dtype)
-    merged = merge_branches(from_memory, from_new)
-    layer.observer(layer.index, query, scale, from_memory, merged)
-    return merged.output.to(query.dtype)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return key.source.attend(query, key.as_subclass(Tensor), value, scale, attn_mask, is_causal)
 
 
 def _window_attention(
     query: Tensor, memory: WindowMemory, scale: float, mask: Tensor | None, is_causal: bool, new_length: int
 ) -> Branch:
-    """The document's part of a sliding window: where v new tokens are visible, its last `window - v` entries are."""
+    """The document's part of a sliding window, as `window_branch`, with what is visible read from the model's mask."""
     if mask is not None:
         seen: Tensor | int = mask.sum(dim=-1, keepdim=True)
     elif is_causal:
         seen = torch.arange(1, new_length + 1, device=query.device).view(1, 1, -1, 1)
     else:
         seen = new_length
+    return window_branch(query, memory, scale, seen)
+
+
+def window_branch(query: Tensor, memory: WindowMemory, scale: float, seen: Tensor | int) -> Branch:
+    """The document's part of a sliding window: where v new tokens are visible, its last `window - v` entries are.
+
+    query [B, H*G, T, d]; seen: v, a number or a tensor that broadcasts to [B, 1, T, 1].
+    """
     length = memory.keys.shape[1]
     visible = torch.arange(length, 0, -1, device=query.device) <= memory.window - seen
     keys, values = (t.expand(query.shape[0], -1, -1, -1) for t in (memory.keys, memory.values))
@@ -154,6 +158,24 @@ class MemoryLayer(CacheLayerMixin):
             self.keys = torch.cat([self.keys, key_states], dim=-2)
             self.values = torch.cat([self.values, value_states], dim=-2)
         return MemoryKeys.tie(self.keys, self), self.values
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """One softmax over the memory and the new tokens (paper eq. 5)."""
+        memory = self.memory_for(query)
+        if isinstance(memory, WindowMemory):
+            from_memory = _window_attention(query, memory, scale, mask, is_causal, keys.shape[-2])
+        else:
+            from_memory = memory_attention(query, memory, scale)
+        from_new = fast_attention(query, keys, values, scale, mask=mask, is_causal=is_causal)
+        if self.merging == "equal":
+            return torch.lerp(from_memory.output, from_new.output, 0.5).to(query.dtype)
+        if self.observer is None:
+            return merge_outputs(from_memory, from_new).to(query.dtype)
+        merged = merge_branches(from_memory, from_new)
+        self.observer(self.index, query, scale, from_memory, merged)
+        return merged.output.to(query.dtype)
 
     def _check(self, key_states: Tensor, value_states: Tensor) -> None:
         shape = (self.memory.num_heads, self.memory.keys.shape[-1], self.memory.values.shape[-1])
