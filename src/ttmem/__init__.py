@@ -20,6 +20,7 @@ from ttmem.errors import (
     ModelError,
     QuestionError,
     ResumeError,
+    ServeError,
     TaskError,
     TtmemError,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "Progress",
     "QuestionError",
     "ResumeError",
+    "ServeError",
     "TaskError",
     "TtmemError",
     "__version__",

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ttmem.errors import ModelError
+from jinja2.exceptions import TemplateError
+
+from ttmem.errors import ModelError, QuestionError
 from ttmem.generation import stream_tokens
 from ttmem.memory import Memory
 from ttmem.models import Model
@@ -70,20 +72,7 @@ class Conversation:
 
     def _render(self) -> list[int]:
         """The conversation as tokens, up to where the next reply begins."""
-        text = self._template(self.messages)
-        if self.system is None:
-            opening = self._template(FIRST_EXCHANGE, add_generation_prompt=False)
-            behind = self._template(FIRST_EXCHANGE + self.messages)
-            if behind.startswith(opening):
-                text = "\n\n" + behind[len(opening) :]
-        return list(self.model.tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return str(
-            self.model.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=False
-            )
-        )
+        return render_chat(self.model, self.messages, behind_document=True)
 
     def _cut_back(self, prompt: list[int]) -> None:
         """Drop cached tokens from the first that differs from `prompt` on; at least one token must be left to run."""
@@ -104,3 +93,29 @@ class Conversation:
         if drop:
             self.cache.crop(-drop)
         self.cached = self.cached[:count]
+
+
+def render_chat(model: Model, messages: list[dict[str, str]], behind_document: bool) -> list[int]:
+    """Messages in the model's chat template as tokens, up to where the next reply begins.
+
+    Behind a document, and without a system message of their own, they begin as later turns do (`FIRST_EXCHANGE`).
+    Raises ModelError where the tokenizer has no chat template, QuestionError where the template refuses the messages.
+    """
+    if not model.tokenizer.chat_template:
+        raise ModelError(f"{model.name} has no chat template: ask single questions instead")
+    text = _template(model, messages)
+    if behind_document and messages[0]["role"] != "system":
+        opening = _template(model, FIRST_EXCHANGE, add_generation_prompt=False)
+        behind = _template(model, FIRST_EXCHANGE + messages)
+        if behind.startswith(opening):
+            text = "\n\n" + behind[len(opening) :]
+    return list(model.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _template(model: Model, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    try:
+        return str(
+            model.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
+        )
+    except TemplateError as error:
+        raise QuestionError(f"{model.name}'s chat template refuses these messages: {error}") from error

@@ -64,3 +64,9 @@ class BlockError(TtmemError):
     """Blocks of tokens that a compressor cannot take: shapes that do not fit, or tokens that are not finite."""
 
     exit_code = 11
+
+
+class ServeError(TtmemError):
+    """A server that cannot start: its address, its keys, its data folder, or a package that is missing."""
+
+    exit_code = 12

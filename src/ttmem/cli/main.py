@@ -16,7 +16,7 @@ from ttmem.errors import TtmemError
 EPILOG = (
     "Exit codes: 0 done, 1 other error, 2 wrong usage, 3 model, 4 document, 5 budget or setting, 6 memory file, "
     "7 memory of another model, 8 partial work of another run, 9 question, 10 task, 11 blocks of tokens, "
-    "130 interrupted."
+    "12 server, 130 interrupted."
 )
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ def _register() -> None:
     """Add every command. Their modules import torch late, so that --help is instant."""
     if app.registered_commands:
         return
-    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info
+    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info, serve
 
     app.command("compact")(compact.compact)
     app.command("ask")(ask.ask)
@@ -43,6 +43,7 @@ def _register() -> None:
     app.command("eval")(evaluate.evaluate)
     app.command("bench")(bench.bench)
     app.command("demo")(demo.demo)
+    app.command("serve")(serve.serve)
 
 
 def version(show: bool) -> None:
