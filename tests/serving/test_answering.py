@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -149,7 +150,8 @@ def test_models_are_listed(server: Any) -> None:
 )
 def test_refusals(server: Any, change: dict[str, Any], status: int, code: str | None) -> None:
     body = {"model": "tiny", "prompt": "Who?", "max_tokens": 4, **change}
-    answer = server.http().post("/v1/completions", json=body)
+    head = {"Content-Type": "application/json"}
+    answer = server.http().post("/v1/completions", content=json.dumps(body), headers=head)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert code is None or error["code"] == code

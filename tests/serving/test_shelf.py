@@ -154,13 +154,14 @@ def test_a_file_that_is_damaged_later_is_told_and_stays(server: Any, files: dict
         ({"text": "short text here", "name": "auto"}, 400, "name_reserved"),
         ({"text": "short text here", "name": "mem-1"}, 400, "name_reserved"),
         ({"text": "short text here", "name": "../x"}, 400, "invalid_request"),
-        ({"text": "short text here", "name": "ferry"}, 409, "name_taken"),
+        ({"text": "short text here", "name": "ferry", "ratio": 2}, 409, "name_taken"),
         ({"text": "short text here", "path": "/etc/passwd"}, 400, "invalid_request"),
         ([1], 400, "invalid_request"),
     ],
 )
 def test_refusals(server: Any, body: Any, status: int, code: str | None) -> None:
-    answer = server.http().post("/v1/memories", json=body)
+    head = {"Content-Type": "application/json"}
+    answer = server.http().post("/v1/memories", content=json.dumps(body), headers=head)
     assert answer.status_code == status, answer.text
     assert code is None or answer.json()["error"]["code"] == code
     assert not list(server.app.state.store.incoming.iterdir())

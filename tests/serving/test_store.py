@@ -86,6 +86,13 @@ def test_another_owners_is_as_if_it_were_not(store: Store) -> None:
     assert everything(store) == {f"{id}.ttmem", f"{other}.ttmem"}
 
 
+def test_timings_come_in_the_order_of_the_stages(store: Store) -> None:
+    for seconds in ({"z": 1.0, "a": 2.0, "m": 3.0}, {"z": 2.0, "b": 1.0, "a": 4.0}):
+        store.set_timings("kind", seconds)
+        assert list(store.timings("kind").items()) == list(seconds.items())
+    assert store.timings("other") == {}
+
+
 def test_pages(store: Store) -> None:
     ids = [bring(store) for _ in range(5)]
     first = store.page("a", 2)

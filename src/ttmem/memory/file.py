@@ -206,6 +206,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = json.loads(metadata[METADATA_KEY])
         if not isinstance(header, dict):
             raise TypeError
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:  # the last: nested without end
         raise MemoryFileError(f"{path}: a safetensors file, but not a ttmem memory") from error
     return header, tensors

@@ -37,10 +37,9 @@ class Estimate:
     _done: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, timings: dict[str, float], kept: set[str] | None = None) -> Estimate:
+    def of(cls, timings: dict[str, float]) -> Estimate:
         """From the store's timings of this kind of job, else from the usual shares."""
-        expected = timings or UNKNOWN_SHARES
-        return cls({name: seconds for name, seconds in expected.items() if kept is None or name in kept})
+        return cls(dict(timings or UNKNOWN_SHARES))
 
     def update(self, stage: str, fraction: float) -> None:
         """A stage has come this far (0 to 1)."""

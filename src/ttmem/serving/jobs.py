@@ -159,6 +159,7 @@ class Jobs:
             "dtype": settings.dtype,
             "device": settings.device,
             "threads": settings.job_threads,
+            "niceness": settings.job_niceness,
             "document_bytes": settings.limits.document_bytes,
         }
 

@@ -52,7 +52,7 @@ class ServeSettings:
     """Model, address, folder and limits of a server.
 
     origins: web pages' origins that may call it, none by default. static: a folder of a web page, served at `/`.
-    job_threads: threads of a compaction, which runs in a process of its own at lower priority.
+    job_threads, job_niceness: of a compaction, which runs in a process of its own, at lower priority by default.
     """
 
     data: Path
@@ -66,5 +66,6 @@ class ServeSettings:
     origins: tuple[str, ...] = ()
     static: Path | None = None
     job_threads: int = max(1, (os.cpu_count() or 1) // 2)
+    job_niceness: int = 10
     worker: tuple[str, ...] = WORKER
     limits: Limits = field(default_factory=Limits)

@@ -320,15 +320,18 @@ class Store:
             shutil.rmtree(self.job_folder(id), ignore_errors=True)
 
     def timings(self, kind: str) -> dict[str, float]:
-        """Seconds that each stage took in the last job of a kind."""
+        """Seconds that each stage took in the last job of a kind, in the order of the stages."""
         with self._lock:
-            rows = self._database.execute("SELECT stage, seconds FROM timings WHERE kind = ?", (kind,)).fetchall()
+            rows = self._database.execute(
+                "SELECT stage, seconds FROM timings WHERE kind = ? ORDER BY rowid", (kind,)
+            ).fetchall()
         return dict(rows)
 
     def set_timings(self, kind: str, seconds: dict[str, float]) -> None:
         with self._lock:
+            self._database.execute("DELETE FROM timings WHERE kind = ?", (kind,))
             self._database.executemany(
-                "INSERT OR REPLACE INTO timings (kind, stage, seconds) VALUES (?, ?, ?)",
+                "INSERT INTO timings (kind, stage, seconds) VALUES (?, ?, ?)",
                 [(kind, stage, value) for stage, value in seconds.items()],
             )
 

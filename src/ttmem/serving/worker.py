@@ -24,8 +24,6 @@ from ttmem.progress import Advance, Progress
 EVERY = 0.2
 """Seconds between two reports of one stage."""
 
-NICENESS = 10
-
 
 class PipeProgress(Progress):
     """Progress as JSON lines."""
@@ -112,13 +110,13 @@ def main() -> None:
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not for the server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
-    with suppress(OSError, AttributeError):
-        os.nice(NICENESS)
     line = sys.stdin.readline()
     threading.Thread(target=_end_with_server, daemon=True).start()
     progress = PipeProgress(pipe)
     try:
         job = json.loads(line)
+        with suppress(OSError, AttributeError):  # answers come first
+            os.nice(job["niceness"])
         details = work(job, progress)
         progress.tell(done=details, seconds=progress.seconds)
     except TtmemError as error:
