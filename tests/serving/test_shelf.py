@@ -22,6 +22,7 @@ def sse(text: str) -> list[Any]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ") and line != "data: [DONE]"]
 
 
+@pytest.mark.slow
 def test_a_document_becomes_the_memory_that_compact_gives(server: Any, served: Model, tmp_path: Path) -> None:
     client = server.http()
     body = {"text": TEXTS["ferry"], "name": "job", "ratio": 3, "preset": "quick", "settings": TINY, "measure": False}
@@ -144,8 +145,8 @@ def test_a_file_that_is_damaged_later_is_told_and_stays(server: Any, files: dict
         ({"text": "short text here", "ratio": 0.5}, 400, "invalid_request"),
         ({"text": "short text here", "ratio": 1000}, 400, "budget_error"),
         ({"text": "short text here", "ratio": 2, "tokens": 9}, 400, "invalid_request"),
-        ({"text": "short text here", "preset": "best"}, 400, "invalid_request"),
-        ({"text": "short text here", "method": "magic"}, 400, "invalid_request"),
+        ({"text": "short text here", "preset": "best"}, 400, "budget_error"),
+        ({"text": "short text here", "method": "magic"}, 400, "budget_error"),
         ({"text": "short text here", "settings": {"rollouts": 481}}, 400, "budget_error"),
         ({"text": "short text here", "settings": {"rollouts": True}}, 400, "budget_error"),
         ({"text": "short text here", "settings": {"pool": 10**12}}, 400, "budget_error"),

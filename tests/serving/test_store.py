@@ -116,6 +116,16 @@ def test_what_was_running_goes_on_after_a_kill(store: Store) -> None:
         store = again(store)
         assert store.find("a", id).status == "queued"
     assert store.begin(id)
+    work = store.job_folder(id) / "work"
+    work.mkdir()
+    (work / "rollouts.safetensors").write_text("a step is finished, so that the next deaths count from here on")
+    store = again(store)
+    (work / "rollouts.safetensors").unlink()
+    assert store.find("a", id).attempts == 0
+    for _ in range(ATTEMPTS - 1):
+        assert store.begin(id)
+        store = again(store)
+    assert store.begin(id)
     store.pause(id)  # a server that stops takes its attempt back
     assert store.begin(id)
     store = again(store)

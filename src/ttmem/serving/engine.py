@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttmem.errors import MemoryMismatchError
 from ttmem.memory import Memory
 from ttmem.memory.batch import BatchCache, Row
 from ttmem.models import Model
-from ttmem.serving.errors import ApiError, too_busy
+from ttmem.serving.errors import ApiError, refused, too_busy
 from ttmem.serving.logs import failure
 from ttmem.serving.metrics import Metrics
 from ttmem.serving.sampling import Sampler, Sampling, choose
@@ -176,7 +177,12 @@ class Engine:
                 break
             request = self.waiting.popleft()
             held += request.tokens
-            row, text = self.cache.join(request.memory), TextStream(self.decoder, request.stops)
+            try:
+                row = self.cache.join(request.memory)
+            except MemoryMismatchError as error:
+                request.emit(Failed(refused(error, "memory_unusable", 409, "memory")))
+                continue
+            text = TextStream(self.decoder, request.stops)
             self.running.append(Running(request, row, Sampler(request.sampling), text))
         self._measure()
 

@@ -42,6 +42,9 @@ class Gate:
             if passage.status:  # the answer has begun: nothing else can be said
                 raise
             await error.response()(scope, receive, passage.send)
+        except Exception:
+            passage.status = passage.status or 500
+            raise
         finally:
             self.open -= 1
             passage.end()

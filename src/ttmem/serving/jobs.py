@@ -8,7 +8,6 @@ import logging
 import sqlite3
 import time
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -52,8 +51,8 @@ class Jobs:
 
     async def cancel(self, record: Record, code: str = "cancelled", message: str = "cancelled on request") -> bool:
         """End an unfinished job for good; False when it has ended already."""
-        ended = await to_thread.run_sync(partial(self.store.fail, record.id, code, message, "cancelled"))
         process = self._processes.get(record.id)
+        ended = await to_thread.run_sync(self.store.fail, record.id, code, message, "cancelled", process is None)
         if ended and process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -140,11 +139,13 @@ class Jobs:
         """Write the end of a job into the store."""
         if outcome is None:
             self.store.requeue(record.id)  # does nothing to a cancelled one
+            self.store.sweep(record.id)
             return "died"
         if "done" not in outcome:
             return "failed" if self.store.fail(record.id, outcome["code"], outcome["error"]) else "cancelled"
         file = self.store.job_folder(record.id) / "memory.ttmem"
         if not self.store.complete(record.id, outcome["done"], file):
+            self.store.sweep(record.id)
             return "cancelled"
         if "seconds" in outcome:
             self.store.set_timings(kind, by_stage(outcome["seconds"]))

@@ -96,9 +96,9 @@ class JobOptions(Strict):
     ratio: Annotated[float, Field(ge=1, le=1e6)] | None = None
     tokens: Annotated[int, Field(ge=4, le=2**31)] | None = None
     fidelity: Annotated[float, Field(gt=0, le=1)] | None = None
-    preset: Literal["quick", "balanced", "thorough", "paper"] = "balanced"
+    preset: Annotated[str, Field(max_length=40)] = "balanced"
     settings: Annotated[dict[str, Any], Field(max_length=40)] = {}
-    method: Literal["latent", "kvzip+", "full", "summary", "am", "am-omp", "snapkv", "pyramidkv"] = "latent"
+    method: Annotated[str, Field(max_length=40)] = "latent"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     measure: bool = True
     keep_document: bool = False

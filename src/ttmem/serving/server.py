@@ -86,5 +86,10 @@ def serve(settings: ServeSettings) -> None:
         host, port = listening.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
         fields = {"url": f"http://{address}:{port}", "model": served_name(settings, model), "keys": keys.needed}
-        logging.getLogger("ttmem.serving").info("listening", extra={"fields": fields})
-        uvicorn.Server(config).run(sockets=[listening])
+
+        class Announcing(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                logging.getLogger("ttmem.serving").info("listening", extra={"fields": fields})
+
+        Announcing(config).run(sockets=[listening])

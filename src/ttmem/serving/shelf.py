@@ -18,6 +18,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, Response, StreamingResponse
 
+from ttmem.compaction.api import make_method
 from ttmem.compaction.document import Document
 from ttmem.compaction.settings import Budget
 from ttmem.errors import BudgetError, DocumentError, MemoryFileError, MemoryMismatchError
@@ -184,7 +185,7 @@ class Shelf:
         """Refuse at once what the worker would refuse later, as far as it can be seen. Raises ApiError."""
         check_name(getattr(options, "name", None))
         try:
-            job_settings(options.preset, options.settings)
+            make_method(options.method, job_settings(options.preset, options.settings), options.seed)
             if text is None:
                 return
             most = self.limits.document_bytes

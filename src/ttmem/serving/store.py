@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS memories (
     details TEXT NOT NULL DEFAULT '{}',
     error TEXT,
     bytes INTEGER NOT NULL DEFAULT 0,
-    attempts INTEGER NOT NULL DEFAULT 0
+    attempts INTEGER NOT NULL DEFAULT 0,
+    started REAL NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX IF NOT EXISTS names ON memories (owner, name) WHERE name IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_owner ON memories (owner, created, id);
@@ -50,7 +51,7 @@ CREATE TABLE IF NOT EXISTS timings (
 """
 VERSION = 1
 ATTEMPTS = 3
-"""Starts of one job; a job whose process dies each time is given up."""
+"""Starts of one job without a finished step between them; a job whose process dies each time is given up."""
 
 RESERVE = 64 * 2**20
 """Bytes of the disk that uploads leave free, so that answers, logs and the database go on."""
@@ -73,6 +74,7 @@ class Record:
     error: dict[str, str] | None
     bytes: int
     attempts: int
+    started: float
 
 
 class Store:
@@ -248,14 +250,19 @@ class Store:
         """Queued to running; False when it is not queued any more."""
         with self._lock:
             changed = self._database.execute(
-                "UPDATE memories SET status = 'running', attempts = attempts + 1 WHERE id = ? AND status = 'queued'",
-                (id,),
+                "UPDATE memories SET status = 'running', attempts = attempts + 1, started = ? "
+                "WHERE id = ? AND status = 'queued'",
+                (time.time(), id),
             )
             return changed.rowcount == 1
 
     def requeue(self, id: str) -> None:
-        """Running to queued, after its process died; failed when it died too often."""
+        """Running to queued, after its process died; failed when it died too often without getting any further."""
         with self._lock:
+            for record in self._read("WHERE id = ?", id):
+                steps = (self.job_folder(id) / "work").glob("*.safetensors")
+                if any(step.stat().st_mtime >= record.started for step in steps):
+                    self._database.execute("UPDATE memories SET attempts = 0 WHERE id = ?", (id,))
             self._database.execute(
                 "UPDATE memories SET status = 'queued' WHERE id = ? AND status = 'running' AND attempts < ?",
                 (id, ATTEMPTS),
@@ -291,8 +298,11 @@ class Store:
             shutil.rmtree(self.job_folder(id), ignore_errors=True)
             return changed.rowcount == 1
 
-    def fail(self, id: str, code: str, message: str, status: str = "failed") -> bool:
-        """Give up an unfinished job (status "failed" or "cancelled"); False when it is not unfinished any more."""
+    def fail(self, id: str, code: str, message: str, status: str = "failed", sweep: bool = True) -> bool:
+        """Give up an unfinished job (status "failed" or "cancelled"); False when it is not unfinished any more.
+
+        Its files go at once, unless a process still works on them.
+        """
         error = json.dumps({"code": code, "message": message})
         with self._lock:
             states = ("running",) if code == "worker_died" else UNFINISHED
@@ -301,9 +311,15 @@ class Store:
                 f"UPDATE memories SET status = ?, finished = ?, error = ? WHERE id = ? AND status IN ({marks})",
                 (status, time.time(), error, id, *states),
             )
-            if changed.rowcount:
-                shutil.rmtree(self.job_folder(id), ignore_errors=True)
+            if changed.rowcount and sweep:
+                self.sweep(id)
             return changed.rowcount == 1
+
+    def sweep(self, id: str) -> None:
+        """Remove what a job has left in its folder, unless it is to go on."""
+        with self._lock:
+            if not any(record.status in UNFINISHED for record in self._read("WHERE id = ?", id)):
+                shutil.rmtree(self.job_folder(id), ignore_errors=True)
 
     def damaged(self, id: str, message: str) -> None:
         """Ready to failed: its file cannot be read any more. The file stays where it is."""
@@ -358,11 +374,9 @@ class Store:
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    id, owner, name, status, created, finished, options, details, error, size, attempts = row
+    id, owner, name, status, created, finished, options, details, error, *figures = row
     told = json.loads(error) if error else None
-    return Record(
-        id, owner, name, status, created, finished, json.loads(options), json.loads(details), told, size, attempts
-    )
+    return Record(id, owner, name, status, created, finished, json.loads(options), json.loads(details), told, *figures)
 
 
 def new_id() -> str:
