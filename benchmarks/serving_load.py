@@ -248,7 +248,8 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait()
-    record(arguments.name, {**figures, "settings": vars(arguments)}, seed=arguments.seed)
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("model", "name")}
+    record(arguments.name, {**figures, "settings": settings}, seed=arguments.seed)
 
 
 if __name__ == "__main__":
