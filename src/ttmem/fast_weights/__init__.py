@@ -1,0 +1,12 @@
+"""Fast weights: layers that learn while they read (TTCD, In-Place TTT, LaCT, and baselines), in pretrained models or
+from scratch. Importing this module makes `AutoModelForCausalLM` know them."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from ttmem.fast_weights.config import TTCDConfig
+from ttmem.fast_weights.modeling import TTCDForCausalLM, TTCDModel
+from ttmem.fast_weights.state import FastWeightCache
+
+AutoConfig.register("ttcd", TTCDConfig, exist_ok=True)
+AutoModel.register(TTCDConfig, TTCDModel, exist_ok=True)
+AutoModelForCausalLM.register(TTCDConfig, TTCDForCausalLM, exist_ok=True)
