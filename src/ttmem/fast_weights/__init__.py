@@ -4,6 +4,7 @@ from scratch. Importing this module makes `AutoModelForCausalLM` know them."""
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from ttmem.fast_weights.config import TTCDConfig
+from ttmem.fast_weights.install import install
 from ttmem.fast_weights.modeling import TTCDForCausalLM, TTCDModel
 from ttmem.fast_weights.state import FastWeightCache
 

@@ -8,10 +8,20 @@ from torch import Tensor, nn
 
 from ttmem.fast_weights.attention import Context
 from ttmem.fast_weights.config import TTCDConfig
+from ttmem.fast_weights.deltanet import DeltaLayer
+from ttmem.fast_weights.in_place import InPlaceLayer
+from ttmem.fast_weights.lact import LaCTLayer
 from ttmem.fast_weights.state import LayerState
 from ttmem.fast_weights.ttcd import TTCDLayer
 from ttmem.fast_weights.window import WindowLayer
 
+LAYERS: dict[str, type[nn.Module]] = {
+    "ttcd": TTCDLayer,
+    "in_place": InPlaceLayer,
+    "lact": LaCTLayer,
+    "deltanet": DeltaLayer,
+    "gated_deltanet": DeltaLayer,
+}
 UNPACKED = ("lact", "deltanet", "gated_deltanet")
 """Rules that take one document per row; packed rows are taken apart for them."""
 
@@ -29,6 +39,5 @@ class FastLayer(Protocol):
 
 def make_layer(config: TTCDConfig, layer: int) -> nn.Module:
     """The decoder layer at an index: that of the rule where `fast_layers` has it, else plain attention."""
-    layers: dict[str, type[nn.Module]] = {"ttcd": TTCDLayer}
-    kind = layers[config.rule] if layer in (config.fast_layers or ()) else WindowLayer
+    kind = LAYERS[config.rule] if layer in (config.fast_layers or ()) else WindowLayer
     return kind(config, layer)

@@ -6,6 +6,8 @@ window), Zbar after the convolutions, R the residual that is written, K the key 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, sigmoid
@@ -117,16 +119,22 @@ class TTCDLayer(GradientCheckpointingLayer):
 
 
 def read_memory(
-    z: Tensor, keys: Tensor, values: Tensor, context: Context, state: LayerState | None, config: TTCDConfig
+    z: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    context: Context,
+    state: LayerState | None,
+    config: TTCDConfig,
+    prepare: Callable[[Tensor, Layout], Tensor] = lambda values, layout: values,
 ) -> Tensor | None:
     """What tokens read of the chunks before theirs, [B, T, d], from z, keys [B, T, f] and values [B, T, d].
 
-    The state keeps keys and values of the unfinished chunk, and the sum of what finished chunks wrote. None: nothing
-    can have been written yet.
+    The state keeps keys and values of the unfinished chunk, and the sum of what finished chunks wrote. `prepare` makes
+    values of what is kept, once a chunk is complete. None: nothing can have been written yet.
     """
     layout, C = context.layout, config.chunk_size
     if state is None:
-        return scan_memory(z, keys, values, _plan(context, config, 0))
+        return scan_memory(z, keys, prepare(values, layout), _plan(context, config, 0))
     pending_keys, pending_values, memory = (state.get(n) for n in ("pending_keys", "pending_values", "memory"))
     held = 0 if pending_keys is None else pending_keys.shape[1]
     if pending_keys is not None and pending_values is not None:
@@ -135,7 +143,7 @@ def read_memory(
     if context.completes:
         plan = _plan(context, config, held)
         end = (layout.tokens if layout.lengths is None else layout.lengths) - counts % C
-        out, memory = scan_state(z, keys, values, plan, memory, end)
+        out, memory = scan_state(z, keys, prepare(values, layout), plan, memory, end)
     else:  # every token is in the chunk that the state left unfinished
         out = None if memory is None else z @ memory.to(z.dtype).mT
     many = counts % C if isinstance(counts, int) else C - 1
