@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
@@ -68,7 +67,7 @@ class Attention(nn.Module):
 
     def merge(self, heads: Tensor) -> Tensor:
         """The output projection of heads [B, H, T, head_dim]."""
-        return self.o_proj(heads.transpose(1, 2).flatten(2).contiguous())  # type: ignore[no-any-return]
+        return self.o_proj(heads.transpose(1, 2).flatten(2).contiguous())
 
     def attended(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: LayerState | None
@@ -83,13 +82,11 @@ class Attention(nn.Module):
 
     def _behind(self, k: Tensor, v: Tensor, layout: Layout, state: LayerState) -> tuple[Tensor, Tensor, int]:
         """Put keys and values behind those of the state, and keep what the window still reaches."""
-        old_k, old_v = state.get("keys"), state.get("values")
-        held = 0 if old_k is None else old_k.shape[2]
-        if old_k is not None and old_v is not None:
-            k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        new = k.shape[2]
+        k, v = state.behind("keys", k, dim=2), state.behind("values", v, dim=2)
         many = k.shape[2] if self.window is None else self.window - 1
         state.set(
             keys=layout.keep_last(k.transpose(1, 2), many).transpose(1, 2),
             values=layout.keep_last(v.transpose(1, 2), many).transpose(1, 2),
         )
-        return k, v, held
+        return k, v, k.shape[2] - new

@@ -43,7 +43,7 @@ class TTCDConfig(LlamaConfig):
     qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    windows: int | list[int | None] | None = None
+    windows: int | list[int | None] | None = 2048
 
     rule: str = "ttcd"
     fast_layers: list[int] | None = None

@@ -14,7 +14,7 @@ def chunk_convolution(x: Tensor, kernel: Tensor, place: Tensor) -> Tensor:
     kernel [taps, f]: tap 0 weighs the token itself. place [B, T] or [1, T]: a token's place in its chunk, from 0.
     Saves x alone for the gradient, where plain torch operations would save a shifted copy of it for each tap.
     """
-    return _ChunkConvolution.apply(x, kernel, place)  # type: ignore[no-any-return, no-untyped-call]
+    return _ChunkConvolution.apply(x, kernel, place)
 
 
 class _ChunkConvolution(torch.autograd.Function):

@@ -17,7 +17,7 @@ from ttmem.fast_weights.state import LayerState
 
 
 class DeltaMixer(nn.Module):
-    """q, k, v through short convolutions and silu, keys and queries of unit length, the delta rule, an RMS norm per head.
+    """q, k, v through short convolutions and silu; q and k of unit length; the delta rule; an RMS norm per head.
 
     Gated: a decay per head and token, exp(-exp(A) softplus(a + d)), and an output gate.
     """
@@ -70,12 +70,11 @@ class DeltaMixer(nn.Module):
         out = self.norm(out.transpose(1, 2).to(x.dtype))
         if self.gate_proj is not None:
             out = out * silu(self.gate_proj(x)).view_as(out)
-        return self.o_proj(out.flatten(2))  # type: ignore[no-any-return]
+        return self.o_proj(out.flatten(2))
 
     def _convolved(self, qkv: Tensor, context: Context, state: LayerState | None) -> Tensor:
         place = context.layout.places()
-        tail = None if state is None else state.get("tail")
-        stream = qkv if tail is None else torch.cat([tail, qkv], dim=1)
+        stream = qkv if state is None else state.behind("tail", qkv)
         if state is not None:
             state.set(tail=context.layout.keep_last(stream, self.conv.shape[0] - 1))
         place = pad(place, (stream.shape[1] - qkv.shape[1], 0))
@@ -95,4 +94,4 @@ class DeltaLayer(GradientCheckpointingLayer):
     def forward(self, hidden: Tensor, context: Context, state: LayerState | None = None) -> Tensor:
         """hidden [B, T, d] -> [B, T, d]."""
         hidden = hidden + self.mixer(self.input_layernorm(hidden), context, state)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

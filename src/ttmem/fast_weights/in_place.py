@@ -42,9 +42,9 @@ class Target(nn.Module):
 class InPlaceLayer(GradientCheckpointingLayer):
     """dW_i = eta sum_(t in C_i) (P Conv(x)_t) Z_t',  y_t = (W_down + sum_(j < i) dW_j) Z_t
 
-    x: the token embeddings, or the layer's own normed hidden states. The convolution looks ahead within its chunk, whose
-    tokens are read only after it is complete. So the state keeps x of the unfinished chunk, and what it writes is
-    computed when the chunk ends.
+    x: the token embeddings, or the layer's own normed hidden states. The convolution looks ahead within its chunk,
+    which is read only after it is complete. So the state keeps x of the unfinished chunk, and what the chunk writes is
+    computed at its end.
     """
 
     def __init__(self, config: TTCDConfig, layer: int) -> None:
@@ -64,7 +64,7 @@ class InPlaceLayer(GradientCheckpointingLayer):
         x = context.embeddings if self.config.target == "embedding" else h
         memory = read_memory(Z, Z, x, context, state, self.config, self._values)
         out = self.mlp.down_proj(Z)
-        return hidden + (out if memory is None else out + memory)  # type: ignore[no-any-return]
+        return hidden + (out if memory is None else out + memory)
 
     def _values(self, x: Tensor, layout: Layout) -> Tensor:
         """eta P Conv(x), [B, S, d], of the pending and the new tokens."""
@@ -77,13 +77,12 @@ class InPlaceLayer(GradientCheckpointingLayer):
 
 
 def chunk_places(layout: Layout, held: int, chunk: int) -> tuple[Tensor, Tensor]:
-    """Of the pending and the new tokens, [B, held + T]: places in their chunks, and tokens from them to the chunks' ends.
+    """Of the pending and the new tokens, [B, held + T]: their places in their chunks, and the tokens left of them.
 
     A chunk ends early where the next document of a packed row begins; it is never read then, and its end is not asked.
     Pending tokens of the unfinished chunk are counted back from the first new token.
     """
-    counts = torch.as_tensor(layout.counts, device=layout.device).reshape(-1, 1)
-    before = torch.arange(-held, 0, device=layout.device).unsqueeze(0) + counts
+    before = torch.arange(-held, 0, device=layout.device).unsqueeze(0) + layout.row_counts().unsqueeze(1)
     places = layout.places()
     rows = max(before.shape[0], places.shape[0])
     place = torch.cat([before.expand(rows, held), places.expand(rows, layout.tokens)], dim=1) % chunk

@@ -16,14 +16,15 @@ from ttmem.fast_weights.modeling import TTCDForCausalLM
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 COPIED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "num_key_value_heads", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps",
-          "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rope_parameters")  # fmt: skip
+          "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings",
+          "rope_parameters")  # fmt: skip
 
 
 def install(
     model: PreTrainedModel,
     layers: Sequence[int] | None = None,
     *,
-    teacher_window: int | None | Literal["own"] = "own",
+    teacher_window: int | Literal["own"] | None = "own",
     student_window: int = 2048,
     chunk_size: int = 2048,
     rule: str = "ttcd",
@@ -46,8 +47,8 @@ def install(
     base = model.config
     if base.model_type not in FAMILIES or not hasattr(model, "lm_head"):
         raise ModelError(
-            f"cannot install fast weights in {type(model).__name__}: only causal language models of {', '.join(FAMILIES)} "
-            "have the layers they are made for"
+            f"cannot install fast weights in {type(model).__name__}: only causal language models of "
+            f"{', '.join(FAMILIES)} have the layers they are made for"
         )
     if rule not in ("ttcd", "in_place"):
         raise ModelError(f"the rule {rule!r} cannot be installed in a pretrained model; 'ttcd' and 'in_place' can")
@@ -78,7 +79,7 @@ def install(
         installed = TTCDForCausalLM(config)
     _take(installed, model)
     for index in config.fast_layers or ():
-        layer = installed.model.layers[index]
+        layer: Any = installed.model.layers[index]
         layer.fast.to_empty(device=layer.mlp.down_proj.weight.device).to(model.dtype)
         layer.fast.reset_parameters()
     installed.generation_config = model.generation_config

@@ -1,4 +1,4 @@
-"""Large-Chunk TTT as a decoder layer: attention within a window, beside a small network that is trained chunk by chunk."""
+"""Large-Chunk TTT as a decoder layer: attention within a window, beside a small network trained chunk by chunk."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def ascend(W: Weights, k: Tensor, v: Tensor, rates: Tensor, muon: bool) -> Weigh
     a, b, back = k @ W1.mT, k @ W3.mT, v @ W2
     s = sigmoid(a)
     slope = s * (1 + a * (1 - s))
-    dW = (r1 * back * b * slope).mT @ k, (r2 * v).mT @ (silu(a) * b), (r3 * back * silu(a)).mT @ k
+    dW1, dW2, dW3 = (r1 * back * b * slope).mT @ k, (r2 * v).mT @ (silu(a) * b), (r3 * back * silu(a)).mT @ k
     if muon:
-        dW = tuple(orthogonalize(x.flatten(0, 1)).view_as(x) for x in dW)  # type: ignore[assignment]
-    return dW
+        dW1, dW2, dW3 = (orthogonalize(x.flatten(0, 1)).view_as(x) for x in (dW1, dW2, dW3))
+    return dW1, dW2, dW3
 
 
 class FastNetwork(nn.Module):
@@ -67,10 +67,11 @@ class FastNetwork(nn.Module):
         nn.init.zeros_(self.offset)
 
     def weights(self, batch: int) -> Weights:
-        return tuple(w.expand(batch, *w.shape) for w in (self.w1, self.w2, self.w3))  # type: ignore[return-value]
+        w1, w2, w3 = (w.expand(batch, *w.shape) for w in (self.w1, self.w2, self.w3))
+        return w1, w2, w3
 
     def inputs(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k of unit length, v [B, T, H, d] and rates [B, T, H, 3], of x and the attention's own q, k, v [B, T, ..]."""
+        """q, k of unit length, v [B, T, H, d] and rates [B, T, H, 3], of x and the attention's q, k, v [B, T, ..]."""
         q = silu(q * self.scale[0] + self.offset[0]).unflatten(-1, (self.heads, -1))
         k = silu(k * self.scale[1] + self.offset[1]).unflatten(-1, (self.heads, -1))
         rates = softplus(self.rate_proj(x) + self.rate).unflatten(-1, (self.heads, 3))
@@ -78,10 +79,12 @@ class FastNetwork(nn.Module):
 
     def restored(self, W: Weights, dW: Weights) -> Weights:
         """W + dW, each row as long as it was at first."""
-        new = []
-        for start, old, step in zip((self.w1, self.w2, self.w3), W, dW, strict=True):
-            new.append(normalize(old + step, dim=-1) * start.norm(dim=-1, keepdim=True))
-        return tuple(new)  # type: ignore[return-value]
+        starts = (self.w1, self.w2, self.w3)
+        w1, w2, w3 = (
+            normalize(old + step, dim=-1) * start.norm(dim=-1, keepdim=True)
+            for start, old, step in zip(starts, W, dW, strict=True)
+        )
+        return w1, w2, w3
 
 
 class LaCTLayer(GradientCheckpointingLayer):
@@ -105,30 +108,26 @@ class LaCTLayer(GradientCheckpointingLayer):
         q, k, v = attention.project(x)
         rotated_q, keys, values, first = attention.attended(q, k, v, context, state)
         window = window_attention(rotated_q, keys, values, attention.window, first=first)
-        groups = attention.heads // attention.kv_heads
-        whole = [y.repeat_interleave(n, dim=1).transpose(1, 2).flatten(2) for y, n in ((q, 1), (k, groups), (v, groups))]
-        read = self.fast.norm(self._learned(*self.fast.inputs(x, *whole), context.layout, state).to(x.dtype))
+        k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, dim=1) for y in (k, v))
+        q, k, v = (y.transpose(1, 2).flatten(2) for y in (q, k, v))
+        read = self.fast.norm(self._learned(*self.fast.inputs(x, q, k, v), context.layout, state).to(x.dtype))
         read = read * silu(self.fast.gate_proj(x)).unsqueeze(-1)
         hidden = hidden + attention.merge(window + read.flatten(2).unflatten(2, (attention.heads, -1)).transpose(1, 2))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
     def _learned(
         self, q: Tensor, k: Tensor, v: Tensor, rates: Tensor, layout: Layout, state: LayerState | None
     ) -> Tensor:
         """f_W(q) with each chunk's W: q, k, v [B, T, H, d], rates [B, T, H, 3] -> [B, T, H, d]."""
         C, T, B = self.config.chunk_size, layout.tokens, q.shape[0]
-        W = self.fast.weights(B)
+        w1, w2, w3 = self.fast.weights(B)
         if state is not None:
-            old = [state.get(name) for name in ("w1", "w2", "w3")]
-            W = W if old[0] is None else tuple(old)  # type: ignore[assignment]
-            kept = {}
-            for name, new in {"pending_k": k, "pending_v": v, "pending_rates": rates}.items():
-                before = state.get(name)
-                kept[name] = new if before is None else torch.cat([before, new], dim=1)
-            k, v, rates = kept.values()
+            w1, w2, w3 = state.get("w1", w1), state.get("w2", w2), state.get("w3", w3)
+            k, v = state.behind("pending_k", k), state.behind("pending_v", v)
+            rates = state.behind("pending_rates", rates)
+        streams = {"pending_k": k, "pending_v": v, "pending_rates": rates}
         held = k.shape[1] - T
-        counts = torch.as_tensor(layout.counts, device=q.device).reshape(-1, 1)
-        pending = (counts % C).expand(B, 1)
+        pending = (layout.row_counts() % C).unsqueeze(1).expand(B, 1)
         place = torch.arange(held + T, device=q.device).unsqueeze(0)
         shift = (held - pending + place).clamp_max(held + T - 1)  # the unfinished chunk begins at 0
         q = torch.nn.functional.pad(q, (0, 0, 0, 0, held, 0))
@@ -137,18 +136,16 @@ class LaCTLayer(GradientCheckpointingLayer):
         out = []
         for begin in range(0, held + T, C):
             part = slice(begin, begin + C)
+            W = w1, w2, w3
             out.append(apply(W, q[:, :, part]))
             if begin + C <= held + T:
                 dW = ascend(W, k[:, :, part], v[:, :, part], rates[:, :, part], self.config.lact_muon)
-                new = self.fast.restored(W, dW)
                 complete = (begin + C <= total).view(-1, 1, 1, 1)
-                W = tuple(torch.where(complete, n, o) for n, o in zip(new, W, strict=True))  # type: ignore[assignment]
+                w1, w2, w3 = (torch.where(complete, n, o) for n, o in zip(self.fast.restored(W, dW), W, strict=True))
         if state is not None:
             after = layout.next_counts()
             many = after % C if isinstance(after, int) else C - 1
-            state.set(
-                w1=W[0], w2=W[1], w3=W[2], **{name: layout.keep_last(y, many) for name, y in kept.items()}
-            )
+            state.set(w1=w1, w2=w2, w3=w3, **{name: layout.keep_last(y, many) for name, y in streams.items()})
         joined = torch.cat(out, dim=2).transpose(1, 2)
         return _pick(joined, pending + torch.arange(T, device=q.device))
 

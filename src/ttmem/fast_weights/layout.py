@@ -56,11 +56,15 @@ class Layout:
         """[1, T]."""
         return torch.arange(self.tokens, device=self.device).unsqueeze(0)
 
+    def row_counts(self) -> Tensor:
+        """`counts` as a tensor, [B] or [1]."""
+        return counts_tensor(self.counts, self.device)
+
     def begins(self) -> Tensor:
         """`first`, [B, T] or [1, T]."""
         if self.first is not None:
             return self.first
-        return torch.full((1, 1), -self.counts, device=self.device).expand(1, self.tokens)  # type: ignore[arg-type]
+        return -self.row_counts().unsqueeze(1).expand(1, self.tokens)
 
     def places(self) -> Tensor:
         """Each token's place in its document, from 0: [B, T] or [1, T]."""
@@ -69,11 +73,11 @@ class Layout:
     def last_first(self) -> Tensor | int:
         """Where the document begins that is current after this forward: [B], or a number."""
         if self.first is None:
-            return -self.counts  # type: ignore[operator]
+            return -self.counts
         if self.lengths is None:
             return self.first[:, -1]
         last = self.first.gather(1, (self.lengths - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
-        return torch.where(self.lengths > 0, last, -torch.as_tensor(self.counts, device=self.device))
+        return torch.where(self.lengths > 0, last, -self.row_counts())
 
     def next_counts(self) -> Tensor | int:
         """Tokens of the current document after this forward."""
@@ -113,8 +117,8 @@ def arrange(
     or [1, T]: 0 begins a document. Without them tokens are counted. counts, seen: of the state.
     unpack: give each document of a packed row a row of its own.
 
-    While gradients are recorded on a GPU, nothing here waits for it, unless rows are unpacked. Otherwise masks that mask
-    nothing and positions that only count are looked for and left out.
+    While gradients are recorded on a GPU, nothing here waits for it, unless rows are unpacked. Otherwise masks that
+    mask nothing and positions that only count are looked for and left out.
     """
     batch, tokens = shape
     may_look = device.type == "cpu" or (device.type != "meta" and not torch.is_grad_enabled())
@@ -133,7 +137,7 @@ def arrange(
         if position_ids is not None:
             position_ids = position_ids.gather(1, order)
     layout = Layout(batch, tokens, device, lengths, counts)
-    begun = -torch.as_tensor(counts, device=device).reshape(-1, 1)
+    begun = -counts_tensor(counts, device).unsqueeze(1)
     starts = None
     if position_ids is not None:
         starts = position_ids == 0
@@ -150,6 +154,11 @@ def arrange(
     if layout.packed and unpack:
         return _unpack(layout, rows, position_ids, seen)
     return rows, layout, layout.places() if position_ids is None else position_ids
+
+
+def counts_tensor(counts: Tensor | int, device: torch.device) -> Tensor:
+    """[B], or [1] where all rows agree; filled on the device, since copying a number to it would wait."""
+    return torch.full((1,), counts, device=device) if isinstance(counts, int) else counts
 
 
 def _new_part(mask: Tensor | None, shape: tuple[int, int], seen: int) -> Tensor | None:

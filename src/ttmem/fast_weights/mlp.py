@@ -21,7 +21,7 @@ class MLP(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Z = act(W_gate x) * W_up x: [.., d] -> [.., f]."""
-        return self.act_fn(self.gate_proj(x)) * self.up_proj(x)  # type: ignore[no-any-return]
+        return self.act_fn(self.gate_proj(x)) * self.up_proj(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.features(x))  # type: ignore[no-any-return]
+        return self.down_proj(self.features(x))

@@ -5,7 +5,7 @@ Parameters have the names they have in Llama, so that pretrained layers fit in; 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class TTCDPreTrainedModel(PreTrainedModel):
     config: TTCDConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["TTCDLayer", "InPlaceLayer", "LaCTLayer", "DeltaLayer", "WindowLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["TTCDLayer", "InPlaceLayer", "LaCTLayer", "DeltaLayer", "WindowLayer"]
     _supports_sdpa = True
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -111,8 +111,8 @@ class TTCDModel(TTCDPreTrainedModel):
             return FastWeightCache(len(self.layers))
         if not isinstance(cache, FastWeightCache):
             raise ModelError(
-                f"{type(cache).__name__} holds keys and values only, and this model also keeps fast weights: hand in a "
-                "ttmem.fast_weights.FastWeightCache, or none; a document is read into it with `ttmem read`, not compacted"
+                f"{type(cache).__name__} holds no fast weights, and this model keeps some: hand in a "
+                "ttmem.fast_weights.FastWeightCache, or none; `ttmem read` reads documents into it"
             )
         if self.config.scan == "inclusive":
             raise ModelError("scan='inclusive' reads tokens that come later, so it cannot be used with a cache")
@@ -129,7 +129,7 @@ class TTCDForCausalLM(TTCDPreTrainedModel, GenerationMixin):
     over each text alone, up to rounding.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: TTCDConfig) -> None:
         super().__init__(config)
@@ -157,8 +157,8 @@ class TTCDForCausalLM(TTCDPreTrainedModel, GenerationMixin):
         attention_mask [B, T], or [B, seen + T]: 0 for padding, at either end. position_ids [B, T]: 0 begins a document,
         so that rows can be packed; fast weights, convolutions and attention start anew there. Without them, each row
         counts its own tokens.
-        cache: a `FastWeightCache` to go on from; without one, and with use_cache, a new one is returned. While training,
-        none is made. past_key_values: its older name.
+        cache: a `FastWeightCache` to go on from; without one, and with use_cache, a new one is returned. While
+        training, none is made. past_key_values: its older name.
         Raises ModelError for another kind of cache, or a mask that does not fit.
         """
         output = self.model(
@@ -176,12 +176,9 @@ class TTCDForCausalLM(TTCDPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        result = CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=output.hidden_states, **{CACHE_FIELD: output[CACHE_FIELD]}
-        ) if output.get(CACHE_FIELD) is not None else CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=output.hidden_states
-        )
-        return result if return_dict is not False else cast("tuple[Any, ...]", result.to_tuple())
+        state = {CACHE_FIELD: output.get(CACHE_FIELD)}
+        result = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=output.hidden_states, **state)
+        return result if return_dict is not False else result.to_tuple()
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def convolve(Z: Tensor, kernel: Tensor, C: int) -> Tensor:
-    """Eq. 10: Zbar_t = sum_j kernel_j Z_(t-j), with zeros before the chunk's first token. Z [T, f], kernel [taps, f]."""
+    """Eq. 10: Zbar_t = sum_j kernel_j Z_(t-j), zeros before the chunk's first token. Z [T, f], kernel [taps, f]."""
     out = torch.zeros_like(Z)
     for t in range(Z.shape[0]):
         for j in range(kernel.shape[0]):

@@ -4,16 +4,16 @@ With W_i = W_0 + sum_(j<i) dW_j and dW_j = sum_(s in C_j) v_s k_s', token t of c
 
     (W_i - W_0) z_t  =  sum_s [s in an earlier chunk of the same document]  (k_s . z_t) v_s
 
-which is linear attention whose mask moves on by whole chunks. So there are two ways to compute it: with the matrix on the
-left (update it and multiply by it: 4 d f operations per token, whatever the length) or with the scores on the right
-(2 (d + f) operations per token and key). We take the tokens in blocks. A block meets what lies far back as a matrix
-M [d, f], carried from block to block, and what lies near as masked scores. A block of C tokens would need the fewest
-operations, but each block moves the d f numbers of M twice, so small chunks are put together to blocks of at least
-MIN_BLOCK tokens; and a text of up to 2 d f / (d + f) tokens is one block, without M: scores are cheaper there.
+which is linear attention whose mask moves on by whole chunks. So there are two ways to compute it: with the matrix
+(update it and multiply by it: 4 d f operations per token, whatever the length), or with the scores k_s . z_t (2 (d + f)
+operations per token and key). We take the tokens in blocks. A block meets what lies far back as a matrix M [d, f],
+carried from block to block, and what lies near as masked scores. A block of C tokens would need the fewest operations,
+but each block moves the d f numbers of M twice, so small chunks are put together to blocks of at least MIN_BLOCK; and a
+text of up to 2 d f / (d + f) tokens is one block, without M: scores are cheaper there.
 
-All W_i at once, as a cumulative sum over chunks, would hold T / C matrices of d f numbers: 15 GB for the four layers of an
-8B model at 64K tokens. Carrying M needs one. So that the gradient does not hold them either, the backward pass runs the
-loop again: forwards for what depends on the past (dz), backwards with the matrix G of the future (dk, dv).
+All W_i at once, as a cumulative sum over chunks, would hold T / C matrices of d f numbers: 15 GB in bf16 for the four
+layers of an 8B model at 64K tokens. Carrying M needs one. So that the gradient does not hold them either, the backward
+pass runs the loop again: forwards for what depends on the past (dz), backwards with a matrix G of the future (dk, dv).
 
 Where chunk boundaries differ between the rows of a batch (documents packed into rows, or a state whose rows are at
 different places), a block cannot end on all of them. Then the last C keys before a block count as near too, since a
@@ -23,6 +23,7 @@ boundary may lie among them; and each row of M belongs to one document, and is d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def make_plan(layout: Layout, chunk: int, held: int, d: int, f: int, inclusive: 
     """
     first = layout.begins()
     chunk_begin = layout.coordinates() - layout.places() % chunk
-    counts = torch.as_tensor(layout.counts, device=layout.device).reshape(-1)
+    counts = layout.row_counts()
     T, aligned = layout.tokens, layout.first is None
     block = chunk * max(1, -(-MIN_BLOCK // chunk))
     if T + held <= max(block, 2 * d * f // (d + f)):
@@ -100,7 +101,7 @@ def make_plan(layout: Layout, chunk: int, held: int, d: int, f: int, inclusive: 
     else:
         start = -layout.counts % chunk if isinstance(layout.counts, int) and aligned else 0
         edges = sorted({0, *range(start, T, block), T})
-    lengths = [b - a + (0 if a else held) for a, b in zip(edges, edges[1:], strict=False)]
+    lengths = [b - a + (0 if a else held) for a, b in pairwise(edges)]
     return Plan(
         first=first,
         limit=chunk_begin + chunk if inclusive else chunk_begin,
@@ -120,7 +121,7 @@ def scan_memory(z: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Tensor:
 
     Computed in the dtype of z, M in fp32 at least.
     """
-    return _Scan.apply(z, keys.to(z.dtype), values.to(z.dtype), plan)  # type: ignore[no-any-return, no-untyped-call]
+    return _Scan.apply(z, keys.to(z.dtype), values.to(z.dtype), plan)
 
 
 def scan_state(
@@ -172,7 +173,7 @@ def _wide(x: Tensor) -> Tensor:
 
 def _read(z: Tensor, keys: Tensor, values: Tensor, plan: Plan, carried: _Carried) -> Tensor:
     parts = []
-    for i, (a, b) in enumerate(zip(plan.edges, plan.edges[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(plan.edges)):
         low, high = plan.near(i)
         carried.take(keys, values, plan, low)
         q = z[:, a:b]
@@ -202,7 +203,7 @@ class _Scan(torch.autograd.Function):
         gradient = gradient.to(z.dtype)
         dz, dk, dv = torch.zeros_like(z), torch.zeros_like(keys), torch.zeros_like(values)
         carried, steps = _Carried(None, plan.begun), []
-        for i, (a, b) in enumerate(zip(plan.edges, plan.edges[1:], strict=False)):
+        for i, (a, b) in enumerate(pairwise(plan.edges)):
             low, high = plan.near(i)
             earlier = (carried.seen, carried.document)
             carried.take(keys, values, plan, low)

@@ -8,7 +8,7 @@ bytes and writing to files is done here for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -17,9 +17,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ttmem.errors import MemoryMismatchError
 
 NO_CROP = (
-    "what was read into fast weights cannot be taken back, so the last tokens cannot be removed: keep a copy of the state "
-    "(`state.copy()`) from before them, and use decoding without a draft model or prompt lookup"
+    "what was read into fast weights cannot be taken back, so the last tokens cannot be removed: keep a copy of the "
+    "state (`state.copy()`) from before them, and use decoding without a draft model or prompt lookup"
 )
+
+WIDE = ("memory", "recurrent")
+"""Tensors that sum up many tokens, kept in fp32 at least."""
 
 
 class LayerState(CacheLayerMixin):
@@ -32,8 +35,19 @@ class LayerState(CacheLayerMixin):
         super().__init__()
         self.tensors: dict[str, Tensor] = {}
 
-    def get(self, name: str) -> Tensor | None:
-        return self.tensors.get(name)
+    @overload
+    def get(self, name: str) -> Tensor | None: ...
+
+    @overload
+    def get(self, name: str, default: Tensor) -> Tensor: ...
+
+    def get(self, name: str, default: Tensor | None = None) -> Tensor | None:
+        return self.tensors.get(name, default)
+
+    def behind(self, name: str, new: Tensor, dim: int = 1) -> Tensor:
+        """New tokens' tensor behind what was kept of the earlier ones."""
+        old = self.tensors.get(name)
+        return new if old is None else torch.cat([old.to(new.dtype), new], dim=dim)
 
     def set(self, **tensors: Tensor | None) -> None:
         """Keep tensors for the next forward, without their gradient. None is not kept."""
@@ -126,10 +140,16 @@ class FastWeightCache(Cache):
         copied.seen, copied.counts = self.seen, self.counts
         return copied
 
-    def to(self, device: torch.device | str) -> FastWeightCache:
-        """A copy on another device."""
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> FastWeightCache:
+        """A copy on another device, and for a model of another dtype; what is kept in fp32 stays so."""
         moved = self.copy()
-        moved._change(lambda tensor: tensor.to(device))
+        for layer in moved.layers:
+            layer.tensors = {
+                name: tensor.to(device, tensor.dtype if name in WIDE else dtype or tensor.dtype)
+                for name, tensor in layer.tensors.items()
+            }
+        if isinstance(moved.counts, Tensor):
+            moved.counts = moved.counts.to(device)
         return moved
 
     def _change(self, function: Callable[[Tensor], Tensor]) -> None:

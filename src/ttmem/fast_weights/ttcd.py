@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize, sigmoid
+from torch.nn.functional import linear, normalize, pad, sigmoid
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -88,7 +88,7 @@ class TTCDLayer(GradientCheckpointingLayer):
         K, V = self._writes(Zbar_T, Zbar_S, h_S)
         memory = read_memory(read, K, V, context, state, self.config)
         out = self.mlp.down_proj(read)
-        return hidden_T + (out if memory is None else out + memory)  # type: ignore[no-any-return]
+        return hidden_T + (out if memory is None else out + memory)
 
     def _convolve(
         self, Z: Tensor, kernel: Tensor | None, place: Tensor, layout: Layout, state: LayerState | None, name: str
@@ -96,13 +96,11 @@ class TTCDLayer(GradientCheckpointingLayer):
         """Zbar: Z behind the tail that the state kept of it, convolved within each chunk."""
         if kernel is None:
             return Z
-        tail = None if state is None else state.get(name)
-        stream = Z if tail is None else torch.cat([tail, Z], dim=1)
+        stream = Z if state is None else state.behind(name, Z)
         if state is not None:
             state.set(**{name: layout.keep_last(stream, kernel.shape[0] - 1)})
-        if tail is not None:
-            place = torch.nn.functional.pad(place, (tail.shape[1], 0))
-        return chunk_convolution(stream, kernel.to(Z.dtype), place)[:, stream.shape[1] - Z.shape[1] :]
+        tail = stream.shape[1] - Z.shape[1]
+        return chunk_convolution(stream, kernel.to(Z.dtype), pad(place, (tail, 0)))[:, tail:]
 
     def _writes(self, Zbar_T: Tensor, Zbar_S: Tensor, h_S: Tensor) -> tuple[Tensor, Tensor]:
         """K [B, T, f] and eta beta R [B, T, d]. Biases of the down-projection cancel in the difference."""
@@ -135,29 +133,33 @@ def read_memory(
     layout, C = context.layout, config.chunk_size
     if state is None:
         return scan_memory(z, keys, prepare(values, layout), _plan(context, config, 0))
-    pending_keys, pending_values, memory = (state.get(n) for n in ("pending_keys", "pending_values", "memory"))
-    held = 0 if pending_keys is None else pending_keys.shape[1]
-    if pending_keys is not None and pending_values is not None:
-        keys, values = torch.cat([pending_keys, keys], dim=1), torch.cat([pending_values, values], dim=1)
+    read: Tensor | None
+    keys, values = state.behind("pending_keys", keys), state.behind("pending_values", values)
+    memory, held = state.get("memory"), keys.shape[1] - layout.tokens
     counts = layout.next_counts()
     if context.completes:
         plan = _plan(context, config, held)
         end = (layout.tokens if layout.lengths is None else layout.lengths) - counts % C
-        out, memory = scan_state(z, keys, prepare(values, layout), plan, memory, end)
+        read, memory = scan_state(z, keys, prepare(values, layout), plan, memory, end)
     else:  # every token is in the chunk that the state left unfinished
-        out = None if memory is None else z @ memory.to(z.dtype).mT
+        read = None if memory is None else z @ memory.to(z.dtype).mT
     many = counts % C if isinstance(counts, int) else C - 1
     state.set(
         pending_keys=layout.keep_last(keys, many), pending_values=layout.keep_last(values, many), memory=memory
     )
-    return out
+    return read
 
 
 def _plan(context: Context, config: TTCDConfig, held: int) -> Plan:
+    """The plan of this forward, the same for all its layers."""
     name = f"plan {held}"
     if name not in context.shared:
         context.shared[name] = make_plan(
-            context.layout, config.chunk_size, held, config.hidden_size, config.intermediate_size,
+            context.layout,
+            config.chunk_size,
+            held,
+            config.hidden_size,
+            config.intermediate_size,
             inclusive=config.scan == "inclusive",
-        )  # fmt: skip
-    return context.shared[name]  # type: ignore[no-any-return]
+        )
+    return context.shared[name]

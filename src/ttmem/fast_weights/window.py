@@ -26,4 +26,4 @@ class WindowLayer(GradientCheckpointingLayer):
     def forward(self, hidden: Tensor, context: Context, state: LayerState | None = None) -> Tensor:
         """hidden [B, T, d] -> [B, T, d]."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), context, state)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

@@ -66,4 +66,6 @@ def _attention(
     if mask is not None and groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=is_causal, enable_gqa=groups > 1)
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, is_causal=is_causal, enable_gqa=groups > 1
+    )
