@@ -31,6 +31,7 @@ class TTCDPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["TTCDLayer", "InPlaceLayer", "LaCTLayer", "DeltaLayer", "WindowLayer"]
     _supports_sdpa = True
+    keeps_fast_weights = True
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

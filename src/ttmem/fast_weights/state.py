@@ -25,6 +25,16 @@ WIDE = ("memory", "recurrent")
 """Tensors that sum up many tokens, kept in fp32 at least."""
 
 
+SLACK = 8
+"""A kept tensor may hold on to a storage that is larger by this part; else it is copied out."""
+
+
+def _trimmed(tensor: Tensor) -> Tensor:
+    """The end of a long text must not keep all of it alive; copying at every decode step is not worth it either."""
+    needed = tensor.numel() * tensor.element_size()
+    return tensor.clone() if tensor.untyped_storage().nbytes() > needed + needed // SLACK else tensor
+
+
 class LayerState(CacheLayerMixin):
     """One layer's tensors by name, each [B, ..]. Layers read and write them through `get` and `set`."""
 
@@ -55,7 +65,7 @@ class LayerState(CacheLayerMixin):
             if tensor is None:
                 self.tensors.pop(name, None)
             else:
-                self.tensors[name] = tensor.detach()
+                self.tensors[name] = _trimmed(tensor.detach())
         self.is_initialized = True
 
     def change(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -121,7 +131,7 @@ class FastWeightCache(Cache):
         self.batch_repeat_interleave(batch)
 
     def num_bytes(self) -> int:
-        """Bytes the state really holds."""
+        """Bytes of the state. Storage may be larger by up to an eighth."""
         return sum(
             tensor.numel() * tensor.element_size() for layer in self.layers for tensor in layer.tensors.values()
         )

@@ -91,7 +91,7 @@ def check_model(info: StateInfo, model: dict[str, str], settings: dict[str, Any]
 def write_state(state: FastWeightCache, path: str | PathLike[str], info: StateInfo) -> None:
     """Write a state with its description, atomically."""
     tensors = {
-        f"layers.{i}.{name}": tensor.cpu()
+        f"layers.{i}.{name}": tensor.cpu().clone()  # layers may share one, which safetensors refuses
         for i, layer in enumerate(state.layers)
         for name, tensor in layer.tensors.items()
     }
