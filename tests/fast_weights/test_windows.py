@@ -41,10 +41,16 @@ def test_blocks_of_queries(window: int | None, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(window_attention(q, k, v, window), expected(q, k, v, window))
 
 
-def test_a_query_sees_nothing_before_its_document() -> None:
+def test_a_query_sees_its_own_segment() -> None:
     q, k, v = qkv(10, 10)
-    first = torch.tensor([[0] * 4 + [4] * 6, [0] * 10])
-    found = window_attention(q, k, v, 5, first=first)
+    found = window_attention(q, k, v, 5, segments=torch.tensor([[0] * 4 + [5] * 6, [0] * 10]))
     torch.testing.assert_close(found[1:], expected(q, k, v, 5)[1:])
     torch.testing.assert_close(found[:1, :, :4], expected(q[:1, :, :4], k[:1, :, :4], v[:1, :, :4], 5))
     torch.testing.assert_close(found[:1, :, 4:], expected(q[:1, :, 4:], k[:1, :, 4:], v[:1, :, 4:], 5))
+
+
+def test_negative_segments_are_seen_by_nobody() -> None:
+    q, k, v = qkv(3, 8)
+    found = window_attention(q, k, v, 7, segments=torch.tensor([[-1] * 4 + [0] * 4, [0] * 8]))
+    torch.testing.assert_close(found[:1], expected(q[:1], k[:1, :, 4:], v[:1, :, 4:], 7))
+    torch.testing.assert_close(found[1:], expected(q[1:], k[1:], v[1:], 7))

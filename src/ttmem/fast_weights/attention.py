@@ -54,15 +54,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context, state: LayerState | None) -> Tensor:
         """Attention within the layer's window: x [B, T, d] -> [B, T, d]."""
-        q, k, v, first = self.attended(*self.project(x), context, state)
-        return self.merge(window_attention(q, k, v, self.window, first=first))
+        q, k, v, segments = self.attended(*self.project(x), context, state)
+        return self.merge(window_attention(q, k, v, self.window, segments=segments))
 
     def dual(
         self, x: Tensor, student_window: int, context: Context, state: LayerState | None
     ) -> tuple[Tensor, Tensor]:
         """The same with the layer's window and with the student's, both [B, T, d]."""
-        q, k, v, first = self.attended(*self.project(x), context, state)
-        teacher, student = dual_window_attention(q, k, v, self.window, student_window, first=first)
+        q, k, v, segments = self.attended(*self.project(x), context, state)
+        teacher, student = dual_window_attention(q, k, v, self.window, student_window, segments=segments)
         return self.merge(teacher), self.merge(student)
 
     def merge(self, heads: Tensor) -> Tensor:
@@ -72,13 +72,16 @@ class Attention(nn.Module):
     def attended(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: LayerState | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Rotated q, keys and values behind those of the state, and the first key index each query sees."""
+        """Rotated q, keys and values behind those of the state, and the keys' segments (None: all rows are one)."""
         layout = context.layout
         q, k = apply_rotary_pos_emb(q, k, context.cos, context.sin)
         held = 0
         if state is not None:
             k, v, held = self._behind(k, v, layout, state)
-        return q, k, v, None if layout.first is None else (layout.first + held).clamp_min(0)
+        name = f"segments {held}"
+        if name not in context.shared:
+            context.shared[name] = layout.segments(held)
+        return q, k, v, context.shared[name]
 
     def _behind(self, k: Tensor, v: Tensor, layout: Layout, state: LayerState) -> tuple[Tensor, Tensor, int]:
         """Put keys and values behind those of the state, and keep what the window still reaches."""

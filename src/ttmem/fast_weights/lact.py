@@ -106,8 +106,8 @@ class LaCTLayer(GradientCheckpointingLayer):
         """hidden [B, T, d] -> [B, T, d]."""
         x, attention = self.input_layernorm(hidden), self.self_attn
         q, k, v = attention.project(x)
-        rotated_q, keys, values, first = attention.attended(q, k, v, context, state)
-        window = window_attention(rotated_q, keys, values, attention.window, first=first)
+        rotated_q, keys, values, segments = attention.attended(q, k, v, context, state)
+        window = window_attention(rotated_q, keys, values, attention.window, segments=segments)
         k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, dim=1) for y in (k, v))
         q, k, v = (y.transpose(1, 2).flatten(2) for y in (q, k, v))
         read = self.fast.norm(self._learned(*self.fast.inputs(x, q, k, v), context.layout, state).to(x.dtype))

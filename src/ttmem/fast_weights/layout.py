@@ -70,6 +70,18 @@ class Layout:
         """Each token's place in its document, from 0: [B, T] or [1, T]."""
         return self.coordinates() - self.begins()
 
+    def segments(self, held: int) -> Tensor | None:
+        """The document of the last `held` tokens in the state and of the new ones, [B, held + T]; None: all are of one.
+
+        Document 0 is the one that goes on from the state, and -1 stands for what the state holds of no meaning.
+        """
+        if self.first is None:
+            return None
+        begun = -self.row_counts().unsqueeze(1)
+        new = torch.where(self.first == begun, 0, self.first + 1)
+        before = torch.arange(-held, 0, device=self.device).unsqueeze(0)
+        return torch.cat([torch.where(before >= begun, 0, -1).expand(self.batch, held), new], dim=1)
+
     def last_first(self) -> Tensor | int:
         """Where the document begins that is current after this forward: [B], or a number."""
         if self.first is None:
