@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ttmem.errors import BudgetError, MemoryMismatchError, ModelError
-from ttmem.fast_weights import FastWeightCache, TTCDForCausalLM, state_bytes
+from ttmem.fast_weights import FastWeightCache, TTCDForCausalLM, scan, state_bytes, ttcd
+from ttmem.fast_weights.scan import make_plan
 from ttmem.models.layers import cache_keyword
 
 LENGTH = 31
@@ -289,3 +290,38 @@ def test_other_dtypes(make_fast: Any, make_ids: Any, dtype: torch.dtype) -> None
     assert full.dtype == dtype
     error = (found - full).abs().max() / full.abs().max()
     assert error < {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+
+
+@settings(max_examples=15)
+@given(
+    parts=st.lists(st.integers(1, 19), min_size=1, max_size=4),
+    lengths=st.tuples(*[st.integers(0, LENGTH)] * 3),
+    left=st.tuples(*[st.integers(0, 6)] * 3),
+    cut=st.integers(1, LENGTH - 1),
+)
+@pytest.mark.parametrize("rule", ["ttcd", "in_place"])
+def test_the_same_in_many_blocks(
+    rule: str, models: Any, alone: Any, make_ids: Any, parts: Any, lengths: Any, left: Any, cut: int
+) -> None:
+    """These models are so small that a text is one block of the scan; here every chunk is one."""
+    model, ids = models[rule], make_ids(3, LENGTH)
+    batch, mask = padded(ids, lengths, left)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(scan, "MIN_BLOCK", 1)
+        patch.setattr(ttcd, "make_plan", lambda layout, chunk, held, *_, **__: make_plan(layout, chunk, held, 1, 1))
+        state, found = model.new_state(), []
+        for piece, real in zip(*(x.split(cuts(batch.shape[1], parts) or 1, dim=1) for x in (batch, mask)), strict=True):
+            found.append(model(piece, attention_mask=real, cache=state).logits)
+        for row, n in enumerate(lengths if batch.shape[1] else ()):
+            close(torch.cat(found, dim=1)[row][mask[row].bool()], alone[rule][row, :n])
+        packed = torch.cat([ids[0, :cut], ids[1], ids[2, :cut]]).unsqueeze(0)
+        positions = torch.cat([torch.arange(cut), torch.arange(LENGTH), torch.arange(cut)]).unsqueeze(0)
+        state, found = model.new_state(), []
+        sizes = cuts(packed.shape[1], parts)
+        for piece, places in zip(packed.split(sizes, dim=1), positions.split(sizes, dim=1), strict=True):
+            found.append(model(piece, position_ids=places, cache=state).logits)
+        at_once = model(packed, position_ids=positions, use_cache=False).logits
+    for logits in (torch.cat(found, dim=1), at_once):
+        close(logits[0, :cut], alone[rule][0, :cut])
+        close(logits[0, cut : cut + LENGTH], alone[rule][1])
+        close(logits[0, cut + LENGTH :], alone[rule][2, :cut])

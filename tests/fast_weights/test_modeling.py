@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_gradient_checkpointing(make_fast: Any, make_ids: Any, rule: str) -> Non
         gradients.append([p.grad for p in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, recomputed)
+
+
+def test_autocast(any_fast: TTCDForCausalLM, make_ids: Any) -> None:
+    model = copy.deepcopy(any_fast).float().train()
+    ids = make_ids(2, 23)
+    positions = torch.cat([torch.arange(9), torch.arange(14)]).expand(2, -1)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [model(ids, labels=ids).loss, model(ids, labels=ids, position_ids=positions).loss]
+    sum(losses).backward()
+    assert losses[0].item() == pytest.approx(any_fast(ids, labels=ids).loss.item(), rel=0.05)
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model.eval()(ids[:, 12:], cache=model.read(ids[:, :12]))
 
 
 def test_it_cannot_be_compacted_and_says_what_to_do(fast: TTCDForCausalLM, tokenizer: Any) -> None:

@@ -32,6 +32,7 @@ class TTCDPreTrainedModel(PreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["TTCDLayer", "InPlaceLayer", "LaCTLayer", "DeltaLayer", "WindowLayer"]
     _supports_sdpa = True
     keeps_fast_weights = True
+    cache_keyword = CACHE_FIELD
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

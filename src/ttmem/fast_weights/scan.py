@@ -14,6 +14,7 @@ text of up to 2 d f / (d + f) tokens is one block, without M: scores are cheaper
 All W_i at once, as a cumulative sum over chunks, would hold T / C matrices of d f numbers: 15 GB in bf16 for the four
 layers of an 8B model at 64K tokens. Carrying M needs one. So that the gradient does not hold them either, the backward
 pass runs the loop again: forwards for what depends on the past (dz), backwards with a matrix G of the future (dk, dv).
+That is one product more in six.
 
 Where chunk boundaries differ between the rows of a batch (documents packed into rows, or a state whose rows are at
 different places), a block cannot end on all of them. Then the last C keys before a block count as near too, since a

@@ -131,5 +131,7 @@ def cache_keyword(network: PreTrainedModel) -> str:
     """The name under which this model's forward takes its cache: renamed to `cache` in transformers 5.24."""
     import inspect
 
+    if hasattr(network, "cache_keyword"):  # our own models take both names, and `generate` only one
+        return str(network.cache_keyword)
     parameters = inspect.signature(network.forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"
