@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from ttmem.fast_weights import Reading
     from ttmem.memory import Memory
     from ttmem.models import Model
 
@@ -45,6 +46,23 @@ def load_pair(
     model = load_model(model_name or recorded_model(memory), dtype, device)
     memory.check_model(model)
     return model, memory.to(model.device, model.dtype)
+
+
+def load_answering(
+    path: Path, model_name: str | None, dtype: str = "auto", device: str | None = None
+) -> tuple[Model, Memory | Reading]:
+    """What answers questions: a memory with its model, or a state with the model that read it."""
+    from ttmem.memory.file import is_state_file
+
+    if not is_state_file(path):
+        return load_pair(path, model_name, dtype, device)
+    from ttmem.fast_weights import Reading, load_reader
+
+    reading = Reading.load(path)
+    with errors.status("loading the model"):
+        reader = load_reader(model_name or reading.info.model["name"], dtype=dtype, device=device)
+    reading.check_model(reader)
+    return reader, reading.to(reader.device, reader.dtype)
 
 
 def recorded_model(memory: Memory) -> str | None:

@@ -34,9 +34,10 @@ def _register() -> None:
     """Add every command. Their modules import torch late, so that --help is instant."""
     if app.registered_commands:
         return
-    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info
+    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info, read
 
     app.command("compact")(compact.compact)
+    app.command("read")(read.read)
     app.command("ask")(ask.ask)
     app.command("chat")(chat.chat)
     app.command("info")(info.info)
