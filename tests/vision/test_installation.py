@@ -54,9 +54,8 @@ def test_generation_goes_on_as_the_whole_sequence_says(
     network = make_vision_network()
     install(network, MergerSettings(kind, merge_size))
     inputs = make_inputs(merge_size)
-    made = network.generate(
-        **inputs, attention_mask=torch.ones_like(inputs["input_ids"]), max_new_tokens=4, min_new_tokens=4, do_sample=False
-    )
+    mask = torch.ones_like(inputs["input_ids"])
+    made = network.generate(**inputs, attention_mask=mask, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     types = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, 4))
     logits = network(**{**inputs, "input_ids": made, "mm_token_type_ids": types}).logits
     logits[..., 257] = -torch.inf  # the end, which min_new_tokens keeps away
@@ -188,7 +187,8 @@ def test_uninstalling_leaves_no_trace(
     assert network.config.to_dict() == untouched.config.to_dict()
     assert processor.merge_size == 2
     visual = network.model.visual
-    assert not visual._forward_hooks and not visual._forward_pre_hooks
+    assert not visual._forward_hooks
+    assert not visual._forward_pre_hooks
     inputs = make_inputs(2)
     assert torch.equal(network(**inputs).logits, untouched(**inputs).logits)
     assert type(network) is Qwen3VLForConditionalGeneration
