@@ -150,5 +150,10 @@ def test_the_image_processor_comes_back_with_its_merge_size(
     install(network, MergerSettings("ttr", 3), processor)
     processor.save_pretrained(tmp_path)
     assert check(network, load_image_processor(tmp_path)) == 3
+    (own,) = tmp_path.iterdir()  # a whole processor writes its parts into one file
+    whole = {"processor_class": "Qwen3VLProcessor", "image_processor": json.loads(own.read_text())}
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "processor_config.json").write_text(json.dumps(whole))
+    assert check(network, load_image_processor(tmp_path / "whole")) == 3
     with pytest.raises(VisionError, match="no image processor"):
         load_image_processor(tmp_path / "nowhere")

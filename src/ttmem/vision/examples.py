@@ -123,14 +123,14 @@ def load_image(path: str | PathLike[str]) -> Any:
 
 
 def load_image_processor(path: str | PathLike[str]) -> Any:
-    """The image processor of a model's folder. Needs pillow and no torchvision. Raises VisionError."""
+    """The image processor of a Qwen3-VL's folder, on pillow: it needs no torchvision. Raises VisionError."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
         raise VisionError(f"image processors need pillow: {INSTALL}") from error
-    from transformers import AutoImageProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     try:
-        return AutoImageProcessor.from_pretrained(path)
+        return Qwen2VLImageProcessorPil.from_pretrained(path)
     except (OSError, ValueError, ImportError) as error:
         raise VisionError(f"{path}: there is no image processor to load ({error})") from error
