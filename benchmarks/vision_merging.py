@@ -1,6 +1,6 @@
 """Reading rendered digits: merging patches by an MLP, by pooling and by regression, accuracy against tokens kept.
 
-    python benchmarks/vision_merging.py [--kinds mlp ttr ttr-conv] [--merge-sizes 2 3] [--seeds 0 1 2] [--steps 1200]
+    python benchmarks/vision_merging.py [--kinds mlp ttr ttr-conv] [--merge-sizes 2 3] [--seeds 0 1 2] [--steps 1000]
         [--norms after] [--folder vision-merging]
 
 Every run trains a small Qwen3-VL from scratch (vision encoder, mergers with deepstack, language model) on pictures of
@@ -57,7 +57,7 @@ class Experiment:
     language_width: int = 96
     language_layers: int = 2
     batch: int = 32
-    steps: int = 1200
+    steps: int = 1000
     optimizer: str = "muon"
     lr: float = 5e-3
     warmup: int = 50

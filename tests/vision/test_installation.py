@@ -227,3 +227,35 @@ def test_a_copy_has_its_own_grids(make_vision_network: Callable[..., Any], make_
     assert other.model.visual.merger.grids is other.model.visual.deepstack_merger_list[0].grids
     inputs = make_inputs(3)
     assert torch.equal(other(**inputs).logits, network(**inputs).logits)
+
+
+@EVERY
+def test_frames_of_a_video_are_merged_one_by_one(kind: Any, make_vision_network: Callable[..., Any]) -> None:
+    network = make_vision_network()
+    install(network, MergerSettings(kind, 3))
+    ids = torch.tensor([[*[302, *[301] * 8, 303] * 2, 5]])
+    pixels = torch.randn(144, 96)
+    inputs = {"input_ids": ids, "mm_token_type_ids": 2 * (ids == 301).int()}
+    logits = network(**inputs, pixel_values_videos=pixels, video_grid_thw=torch.tensor([[2, 6, 12]])).logits
+    assert logits.isfinite().all()
+    visual = network.model.visual
+    both = visual(pixels, grid_thw=torch.tensor([[2, 6, 12]])).pooler_output
+    alone = [visual(frame, grid_thw=torch.tensor([[1, 6, 12]])).pooler_output for frame in pixels.split(72)]
+    torch.testing.assert_close(both, torch.cat(alone))
+
+
+def test_models_with_the_same_vision_part(
+    make_vision_network: Callable[..., Any], make_inputs: Callable[..., Any]
+) -> None:
+    """Qwen3-VL with experts."""
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+    config = make_vision_network().config.to_dict()
+    parts = {name: dict(config[name]) for name in ("text_config", "vision_config")}
+    for part in parts.values():
+        del part["model_type"]
+    parts["text_config"] |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    tokens = {name: value for name, value in config.items() if name.endswith("token_id")}
+    network = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**parts, **tokens))
+    install(network, MergerSettings("ttr-conv", 3))
+    assert network(**make_inputs(3)).logits.isfinite().all()
