@@ -22,6 +22,7 @@ from ttmem.errors import (
     ResumeError,
     TaskError,
     TtmemError,
+    VisionError,
 )
 from ttmem.progress import ConsoleProgress, Progress
 from ttmem.versions import version_of
@@ -94,6 +95,7 @@ __all__ = [
     "ResumeError",
     "TaskError",
     "TtmemError",
+    "VisionError",
     "__version__",
     "ask",
     "compact",

@@ -64,3 +64,9 @@ class BlockError(TtmemError):
     """Blocks of tokens that a compressor cannot take: shapes that do not fit, or tokens that are not finite."""
 
     exit_code = 11
+
+
+class VisionError(TtmemError):
+    """A vision-language model, its processor and its images that do not fit each other."""
+
+    exit_code = 12

@@ -16,7 +16,7 @@ from ttmem.errors import TtmemError
 EPILOG = (
     "Exit codes: 0 done, 1 other error, 2 wrong usage, 3 model, 4 document, 5 budget or setting, 6 memory file, "
     "7 memory of another model, 8 partial work of another run, 9 question, 10 task, 11 blocks of tokens, "
-    "130 interrupted."
+    "12 vision, 130 interrupted."
 )
 
 app = typer.Typer(
