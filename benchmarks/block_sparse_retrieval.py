@@ -1,7 +1,7 @@
 """The compressors in block-sparse attention: retrieval at the training length, at twice and at four times that.
 
     python benchmarks/block_sparse_retrieval.py [--systems mean concat attention ttr ttr-conv full sliding]
-        [--seeds 0 1 2] [--steps 2000] [--work FOLDER]
+        [--seeds 0 1 2] [--steps 3000] [--work FOLDER]
 
 Every system is the same small language model (the recipe's, trained from scratch on needles for the same steps); only
 the compressor of chunks differs. Full attention and the sliding window are the references. All systems of a seed see
