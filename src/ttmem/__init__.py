@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ttmem.evaluation.fidelity import Fidelity, measure_fidelity
     from ttmem.generation import ask, stream
     from ttmem.memory import Memory
+    from ttmem.memory.merging import merge
     from ttmem.models import Model, load_model
 
 _LATE = {
@@ -55,6 +56,7 @@ _LATE = {
     "ask": "generation",
     "stream": "generation",
     "Memory": "memory",
+    "merge": "memory.merging",
     "Model": "models",
     "load_model": "models",
 }
@@ -101,5 +103,6 @@ __all__ = [
     "compact",
     "load_model",
     "measure_fidelity",
+    "merge",
     "stream",
 ]

@@ -21,14 +21,22 @@ def full_memory_layers(
     ids: Tensor,
     chunk: int = CHUNK,
     on_chunk: Callable[[int], None] = lambda tokens: None,
+    start: int = 0,
 ) -> list[LayerMemory | WindowMemory]:
     """Run the document's ids [1, N] through the model and return its uncompacted layers.
 
-    `on_chunk` is told the number of tokens of each chunk as it is done.
+    `on_chunk` is told the number of tokens of each chunk as it is done. start: the first token's position.
     """
     cache = DynamicCache(config=network.config)
-    for part in ids.split(chunk, dim=1):
-        network(input_ids=part, use_cache=True, logits_to_keep=1, **{cache_keyword(network): cache})
+    positions = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
+    for part, places in zip(ids.split(chunk, dim=1), positions.split(chunk, dim=1), strict=True):
+        network(
+            input_ids=part,
+            position_ids=places,
+            use_cache=True,
+            logits_to_keep=1,
+            **{cache_keyword(network): cache},
+        )
         on_chunk(part.shape[1])
     layers: list[LayerMemory | WindowMemory] = []
     for layer in cache.layers:

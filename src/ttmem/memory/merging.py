@@ -1,0 +1,104 @@
+"""Several memories as one: their documents one behind the other, each read without the others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import torch
+from torch import Tensor
+
+from ttmem.errors import BudgetError, MemoryMismatchError
+from ttmem.memory.layer import LayerMemory, WindowMemory
+from ttmem.memory.memory import Memory, MemoryInfo
+from ttmem.models import Model
+from ttmem.models.rotary import rotary_rates, rotate
+from ttmem.versions import versions
+
+ANSWER_ROOM = 256
+"""Positions left for questions and answers behind the documents."""
+
+
+@torch.no_grad()
+def merge(model: Model, memories: Sequence[Memory]) -> Memory:
+    """One memory over several documents, in their order. Nothing is trained, nothing is read again.
+
+    Keys are turned to the positions they have with the other documents before them. What a document's tokens would
+    have seen in the documents before them is missing: each was read alone. A layer with a sliding window keeps what its
+    window has of the last documents. Token ids are kept if all memories have theirs.
+
+    Raises BudgetError for fewer than two memories, or where the documents do not fit the model's positions together;
+    MemoryMismatchError for memories of another model, or with different merging or dtypes; ModelError for a model whose
+    keys cannot be moved.
+    """
+    if len(memories) < 2:
+        raise BudgetError(f"{len(memories)} memories cannot be merged: give two or more")
+    for memory in memories:
+        memory.check_model(model)
+    for name, values in (("merging", [m.merging for m in memories]), ("dtype", [str(m.dtype) for m in memories])):
+        if len(set(values)) > 1:
+            raise MemoryMismatchError(f"the memories differ in {name} ({', '.join(values)}): compact them alike")
+    total = sum(memory.document_length for memory in memories)
+    limit = model.max_positions
+    if limit is not None and total + ANSWER_ROOM > limit:
+        raise BudgetError(
+            f"the documents have {total:,} tokens together, and {model.name} reaches {limit:,} positions, of which "
+            f"{ANSWER_ROOM} are kept for questions and answers: merge fewer of them"
+        )
+    rates = rotary_rates(model.network)
+    shifts = [sum(memory.document_length for memory in memories[:i]) for i in range(len(memories))]
+    layers: list[LayerMemory | WindowMemory] = []
+    for index, rate in enumerate(rates):
+        parts = [memory.layers[index] for memory in memories]
+        join = _join_windows if isinstance(parts[0], WindowMemory) else _join_entries
+        layers.append(join(parts, shifts, rate))  # type: ignore[arg-type]
+    kept = [memory.tokens for memory in memories]
+    tokens = torch.cat([ids for ids in kept if ids is not None]) if all(ids is not None for ids in kept) else None
+    return Memory(layers, total, _info(model, memories, total), tokens, memories[0].merging)
+
+
+def _join_entries(parts: Sequence[LayerMemory], shifts: Sequence[int], rates: Tensor | None) -> LayerMemory:
+    """Head by head, the entries of all parts behind one another."""
+    moved = [(rotate(part.keys, shift, rates), part) for part, shift in zip(parts, shifts, strict=True)]
+    keys, values, biases = [], [], []
+    for head in range(parts[0].num_heads):
+        for part_keys, part in moved:
+            own = slice(part.offsets[head], part.offsets[head + 1])
+            keys.append(part_keys[own])
+            values.append(part.values[own])
+            biases.append(part.biases[own])
+    lengths = tuple(sum(part.lengths[head] for part in parts) for head in range(parts[0].num_heads))
+    unbiased = all(part.unbiased for part in parts)
+    return LayerMemory(torch.cat(keys), torch.cat(values), torch.cat(biases), lengths, unbiased)
+
+
+def _join_windows(parts: Sequence[WindowMemory], shifts: Sequence[int], rates: Tensor | None) -> WindowMemory:
+    """The last entries of all parts that the window holds."""
+    window = parts[0].window
+    keys = torch.cat([rotate(part.keys, shift, rates) for part, shift in zip(parts, shifts, strict=True)], dim=1)
+    values = torch.cat([part.values for part in parts], dim=1)
+    first = max(0, keys.shape[1] - (window - 1))
+    return WindowMemory(keys[:, first:].clone(), values[:, first:].clone(), window)
+
+
+def _info(model: Model, memories: Sequence[Memory], total: int) -> MemoryInfo:
+    """The documents by name and hash; the budget is what all of them have together."""
+    parts = [memory.info for memory in memories]
+    names = [str(part.document.get("name", "text")) for part in parts]
+    hashes = [str(part.document.get("sha256", "")) for part in parts]
+    budget = sum(int(part.budget.get("tokens", 0)) for part in parts)
+    return MemoryInfo(
+        method="merged",
+        model=model.identity(),
+        document={
+            "name": " + ".join(names),
+            "sha256": hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
+            "tokens": total,
+            "parts": [part.document for part in parts],
+        },
+        budget={"tokens": budget, "ratio": total / max(1, budget)},
+        settings={"parts": [{"method": part.method, "settings": part.settings} for part in parts]},
+        versions=versions(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
