@@ -30,6 +30,7 @@ from ttmem.versions import version_of
 if TYPE_CHECKING:
     from ttmem.compaction.api import compact
     from ttmem.compaction.document import Document
+    from ttmem.compaction.extend import extend
     from ttmem.compaction.kvzip_plus import KVzipPlus
     from ttmem.compaction.latent import LatentCompaction
     from ttmem.compaction.prepared import Prepared
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _LATE = {
     "compact": "compaction.api",
+    "extend": "compaction.extend",
     "PRESETS": "compaction.settings",
     "LatentSettings": "compaction.settings",
     "Budget": "compaction.settings",
@@ -101,6 +103,7 @@ __all__ = [
     "__version__",
     "ask",
     "compact",
+    "extend",
     "load_model",
     "measure_fidelity",
     "merge",

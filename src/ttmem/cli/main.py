@@ -34,9 +34,10 @@ def _register() -> None:
     """Add every command. Their modules import torch late, so that --help is instant."""
     if app.registered_commands:
         return
-    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info, merge, read
+    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, extend, info, merge, read
 
     app.command("compact")(compact.compact)
+    app.command("extend")(extend.extend)
     app.command("merge")(merge.merge)
     app.command("read")(read.read)
     app.command("ask")(ask.ask)

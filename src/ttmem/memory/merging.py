@@ -55,7 +55,26 @@ def merge(model: Model, memories: Sequence[Memory]) -> Memory:
         layers.append(join(parts, shifts, rate))  # type: ignore[arg-type]
     kept = [memory.tokens for memory in memories]
     tokens = torch.cat([ids for ids in kept if ids is not None]) if all(ids is not None for ids in kept) else None
-    return Memory(layers, total, _info(model, memories, total), tokens, memories[0].merging)
+    return Memory(layers, total, _info(memories, total), tokens, memories[0].merging)
+
+
+def join_behind(before: Memory, after: Memory) -> Memory:
+    """One memory of one whose tokens were read behind another, at the positions they have: nothing is moved.
+
+    A window of `after` holds what its layer needs of `before`. The fidelity is that of `after`, behind `before`.
+    """
+    layers: list[LayerMemory | WindowMemory] = []
+    for earlier, later in zip(before.layers, after.layers, strict=True):
+        if isinstance(earlier, LayerMemory) and isinstance(later, LayerMemory):
+            layers.append(_join_entries([earlier, later], [0, 0], None))
+        else:
+            layers.append(later)
+    tokens = None
+    if before.tokens is not None and after.tokens is not None:
+        tokens = torch.cat([before.tokens, after.tokens])
+    info = _info([before, after], after.document_length)
+    info.method, info.fidelity = "extended", after.info.fidelity
+    return Memory(layers, after.document_length, info, tokens, after.merging)
 
 
 def _join_entries(parts: Sequence[LayerMemory], shifts: Sequence[int], rates: Tensor | None) -> LayerMemory:
@@ -82,7 +101,7 @@ def _join_windows(parts: Sequence[WindowMemory], shifts: Sequence[int], rates: T
     return WindowMemory(keys[:, first:].clone(), values[:, first:].clone(), window)
 
 
-def _info(model: Model, memories: Sequence[Memory], total: int) -> MemoryInfo:
+def _info(memories: Sequence[Memory], total: int) -> MemoryInfo:
     """The documents by name and hash; the budget is what all of them have together."""
     parts = [memory.info for memory in memories]
     names = [str(part.document.get("name", "text")) for part in parts]
@@ -90,15 +109,21 @@ def _info(model: Model, memories: Sequence[Memory], total: int) -> MemoryInfo:
     budget = sum(int(part.budget.get("tokens", 0)) for part in parts)
     return MemoryInfo(
         method="merged",
-        model=model.identity(),
+        model=parts[-1].model,
         document={
             "name": " + ".join(names),
             "sha256": hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
             "tokens": total,
-            "parts": [part.document for part in parts],
+            "parts": [own for part in parts for own in part.document.get("parts", [part.document])],
         },
         budget={"tokens": budget, "ratio": total / max(1, budget)},
-        settings={"parts": [{"method": part.method, "settings": part.settings} for part in parts]},
+        settings={
+            "parts": [
+                own
+                for part in parts
+                for own in part.settings.get("parts", [{"method": part.method, "settings": part.settings}])
+            ]
+        },
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
