@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ttmem.attention.branches import Branch
+from ttmem.attention.branches import Branch, merge_branches
 from ttmem.attention.dual_window_problem import Gradients, Problem, RowGradient
 
 
@@ -38,29 +38,45 @@ class Tile(NamedTuple):
 
 
 def block_size(band: Band) -> int:
-    """Queries in a block: few against the band's width, of which a block always pays its own size more."""
-    width = band.window - band.nearest
-    return 32 if width <= 256 else 64 if width <= 768 else 128
+    """Queries in a block: few against the band's width, since a block meets as many keys more; enough to be fast."""
+    return 64 if band.window - band.nearest < 512 else 128
 
 
-def band_attention(problem: Problem, band: Band) -> Branch:
-    """What the band's keys contribute to each query's softmax. Log-normalizers are fp32, outputs too (or double).
+def band_attention(problem: Problem, band: Band, seen: Branch | None = None) -> Branch:
+    """What the band's keys contribute to each query's softmax; with `seen`, merged with what other keys contribute.
 
-    A query with no key in the band has zeros and a log-normalizer of minus infinity, or the lowest number of the dtype
-    where others in its block see keys: in a merge both weigh nothing.
+    Outputs and log-normalizers are fp32 (or double). A query with no key in the band has zeros and a log-normalizer of
+    minus infinity, or the lowest number of its dtype where others in its block see keys: in a merge both weigh nothing.
     """
     q, k, v = problem.q, problem.k, problem.v
     attend = _flash if _has_flash(q, v) else _plain
     dtype = torch.promote_types(q.dtype, torch.float32)
-    output = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)
-    log_z = q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
+    total = _nothing(problem, band, dtype) if seen is None else Branch(seen.output.clone(), seen.log_z.clone())
     for tile in _tiles(problem, band, q.dtype if attend is _flash else dtype):
-        o, z = attend(
-            _fold(q[:, :, tile.queries], k.shape[1]), k[:, :, tile.keys], v[:, :, tile.keys], problem.scale, tile.mask
-        )
-        output[:, :, tile.queries] = o.reshape(output[:, :, tile.queries].shape)
-        log_z[:, :, tile.queries] = z.reshape(log_z[:, :, tile.queries].shape)
+        output, log_z = (t[:, :, tile.queries] for t in total)
+        queries = _fold(q[:, :, tile.queries], k.shape[1])
+        o, z = attend(queries, k[:, :, tile.keys], v[:, :, tile.keys], problem.scale, tile.mask)
+        here = Branch(o.reshape(output.shape).to(dtype), z.reshape(log_z.shape))
+        if seen is not None:
+            here = merge_branches(Branch(output, log_z), here)
+        output.copy_(here.output)
+        log_z.copy_(here.log_z)
+    return total
+
+
+def _nothing(problem: Problem, band: Band, dtype: torch.dtype) -> Branch:
+    """Room for the answers, with those of queries that no block takes filled in."""
+    shape = problem.q.shape[:3]
+    output = problem.q.new_empty(*shape, problem.v.shape[3], dtype=dtype)
+    log_z = problem.q.new_empty(shape, dtype=dtype)
+    without = slice(0, _first_query(problem, band))
+    output[:, :, without], log_z[:, :, without] = 0, -torch.inf
     return Branch(output, log_z)
+
+
+def _first_query(problem: Problem, band: Band) -> int:
+    """The first query that has a key in the band."""
+    return max(0, band.nearest - problem.offset)
 
 
 def add_band_gradients(
@@ -101,7 +117,7 @@ def _tiles(problem: Problem, band: Band, dtype: torch.dtype) -> Iterator[Tile]:
     outside = (age < band.nearest) | (age >= band.window)
     mask = torch.zeros(age.shape, dtype=dtype, device=device).masked_fill_(outside, hidden)
     mask = mask.expand(1, group, *mask.shape)
-    for start in range(max(0, band.nearest - offset), tokens, block):
+    for start in range(_first_query(problem, band), tokens, block):
         stop = min(start + block, tokens)
         left = offset + start - band.window + 1  # of the first query's oldest key
         first, last = max(0, left), offset + stop - band.nearest

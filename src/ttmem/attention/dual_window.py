@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ttmem.attention.bands import Band, add_band_gradients, band_attention
-from ttmem.attention.branches import Branch, merge_branches
+from ttmem.attention.branches import Branch
 from ttmem.attention.dual_window_problem import Gradients, Problem, Solution, check, row_gradients
 from ttmem.attention.dual_window_reference import dual_window_reference
 from ttmem.errors import BlockError
@@ -108,8 +108,7 @@ def merge_forward(problem: Problem) -> Solution:
     student = band_attention(problem, Band(0, problem.student_window))
     teacher = student
     if problem.student_window < problem.teacher_window:
-        far = band_attention(problem, Band(problem.student_window, problem.teacher_window))
-        teacher = merge_branches(student, far)
+        teacher = band_attention(problem, Band(problem.student_window, problem.teacher_window), seen=student)
     dtype = problem.q.dtype
     # Equal windows give the same answer twice, in two tensors, of which a caller may change one.
     return Solution(_copied(teacher, student).to(dtype), student.output.to(dtype), teacher.log_z, student.log_z)
