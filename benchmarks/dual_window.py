@@ -192,16 +192,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--clock", default="wall", choices=["wall", "process"], help="process: a machine that is shared")
+    parser.add_argument("--clock", default="wall", choices=["wall", "process"], help="process: for a shared machine")
     parser.add_argument("--no-convolution", action="store_true")
     parser.add_argument("--name", default="dual_window", help="of the file of results")
     arguments = parser.parse_args()
-    figures = {
-        "attention": [measure(window, threads, arguments) for threads in arguments.threads for window in arguments.windows],
-        "convolution": []
-        if arguments.no_convolution
-        else [convolutions(*shape, threads, arguments) for threads in arguments.threads for shape in CONVOLUTIONS],
-    }
+    figures: dict[str, list[dict[str, object]]] = {"attention": [], "convolution": []}
+    for threads in arguments.threads:
+        figures["attention"] += [measure(window, threads, arguments) for window in arguments.windows]
+        if not arguments.no_convolution:
+            figures["convolution"] += [convolutions(*shape, threads, arguments) for shape in CONVOLUTIONS]
     settings = {name: value for name, value in vars(arguments).items() if name != "name"}
     record(arguments.name, {"settings": settings, "target": TARGET, "figures": figures}, seed=SEED)
 

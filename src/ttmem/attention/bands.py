@@ -92,7 +92,8 @@ def add_band_gradients(
     dtype, kv_heads = gradients.q.dtype, k.shape[1]
     for tile in _tiles(problem, band, dtype):
         dq, dk, dv = attend_backward(
-            *(_fold(rows[:, :, tile.queries], kv_heads) for rows in (row.output, row.term.unsqueeze(-1))),
+            _fold(row.output[:, :, tile.queries], kv_heads),
+            _fold(row.term[:, :, tile.queries].unsqueeze(-1), kv_heads),
             _fold(log_z[:, :, tile.queries].unsqueeze(-1), kv_heads).squeeze(-1),
             _fold(q[:, :, tile.queries], kv_heads).to(dtype),
             k[:, :, tile.keys].to(dtype),
@@ -108,7 +109,7 @@ def add_band_gradients(
 def _tiles(problem: Problem, band: Band, dtype: torch.dtype) -> Iterator[Tile]:
     """Blocks of queries, without those before which the band has no key."""
     tokens, offset, segments = problem.q.shape[2], problem.offset, problem.segments
-    group, block = problem.q.shape[1] // problem.k.shape[1], block_size(band)
+    group, block = problem.q.shape[1] // problem.k.shape[1], min(block_size(band), tokens)
     hidden = torch.finfo(dtype).min
     device = problem.q.device
     # All blocks see the band at the same place relative to themselves, so they share one mask and cut it to size.

@@ -1,4 +1,4 @@
-"""`dual_window_attention`: checks, the choice of engine, the gradient, and the form that merges bands by log-sum-exp."""
+"""`dual_window_attention`: the choice of engine, the gradient, and the form that merges bands by log-sum-exp."""
 
 from __future__ import annotations
 
@@ -153,7 +153,10 @@ class _DualWindow(torch.autograd.Function):
         v: Tensor,
         segments: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        solution = _without_padding(solver.forward(Problem(q, k, v, *windows, scale, segments)), segments)
+        solution = solver.forward(Problem(q, k, v, windows[0], windows[1], scale, segments))
+        # Queries that are padding answer zeros, whatever an engine made of them.
+        teacher, student = (_hide_padding(output, segments) for output in solution[:2])
+        solution = solution._replace(teacher=teacher, student=student)
         ctx.solver, ctx.windows, ctx.scale = solver, windows, scale
         ctx.save_for_backward(q, k, v, segments, *solution)
         ctx.set_materialize_grads(False)
@@ -165,15 +168,9 @@ class _DualWindow(torch.autograd.Function):
         q, k, v, segments, *solution = ctx.saved_tensors
         if d_teacher is None and d_student is None:
             return (None,) * 7
-        problem = Problem(q, k, v, *ctx.windows, ctx.scale, segments)
+        problem = Problem(q, k, v, ctx.windows[0], ctx.windows[1], ctx.scale, segments)
         d_teacher, d_student = (None if d is None else _hide_padding(d, segments) for d in (d_teacher, d_student))
         return None, None, None, *ctx.solver.backward(problem, Solution(*solution), d_teacher, d_student), None
-
-
-def _without_padding(solution: Solution, segments: Tensor | None) -> Solution:
-    """Queries that are padding answer zeros, whatever an engine made of them."""
-    outputs = (_hide_padding(output, segments) for output in solution[:2])
-    return Solution(*outputs, *solution[2:])
 
 
 def _hide_padding(rows: Tensor, segments: Tensor | None) -> Tensor:

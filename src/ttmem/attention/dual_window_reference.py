@@ -33,7 +33,7 @@ def window_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, segments: Tensor | None = None
 ) -> Tensor:
     """Causal attention through one window. In fp32, or double for double; a query that sees no key answers zeros."""
-    batch, heads, tokens, _ = q.shape
+    heads, tokens = q.shape[1:3]
     kv_heads, keys = k.shape[1:3]
     dtype = torch.promote_types(q.dtype, torch.float32)
     visible = visible_keys(tokens, keys, 0, window, segments, q.device)

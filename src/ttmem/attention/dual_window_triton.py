@@ -15,7 +15,8 @@ With TRITON_INTERPRET=1 the kernels run on the CPU, for tests.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -226,8 +227,8 @@ def _key_gradients(
         if FAR:
             dk, dv = _band_key_gradients(
                 dk, dv, key, value, j, j_id, j_first, j_last, query, far + place * v_width, far_term + place,
-                far_z + place, segments, tokens, keys, offset, qt, width, v_width, student_window, teacher_window, scale,
-                BM, SEGMENTED, PRECISION,
+                far_z + place, segments, tokens, keys, offset, qt, width, v_width, student_window, teacher_window,
+                scale, BM, SEGMENTED, PRECISION,
             )  # fmt: skip
     _store_rows(dk_to + program * keys * width, j, keys, width, width, dk * scale)
     _store_rows(dv_to + program * keys * v_width, j, keys, v_width, v_width, dv)
@@ -306,7 +307,7 @@ class Blocks(NamedTuple):
 
 
 def forward_blocks(width: int, wide_numbers: bool) -> Blocks:
-    """By the padded width of a head, and whether numbers are fp32, of which shared memory holds half as many."""
+    """By the padded width of a head, and whether its numbers are fp32: shared memory holds half as many."""
     if wide_numbers:
         return Blocks(64, 32, 4) if width <= 128 else Blocks(32, 32, 4)
     return Blocks(128, 64, 4 if width <= 64 else 8) if width <= 128 else Blocks(64, 32, 8)
@@ -343,17 +344,13 @@ def forward(problem: Problem) -> Solution:
     return Solution(teacher, student, teacher_z, student_z)
 
 
-def backward(
-    problem: Problem, solution: Solution, d_teacher: Tensor | None, d_student: Tensor | None
-) -> Gradients:
+def backward(problem: Problem, solution: Solution, d_teacher: Tensor | None, d_student: Tensor | None) -> Gradients:
     q, k, v = problem.q, problem.k, problem.v
     batch, heads, tokens, _ = q.shape
     kv_heads, keys = k.shape[1:3]
     far, near = row_gradients(solution, d_teacher, d_student)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    rows = (
-        *_row(near, q), solution.student_log_z, *_row(near if far is None else far, q), solution.teacher_log_z,
-    )  # fmt: skip
+    rows = (*_row(near, q), solution.student_log_z, *_row(far or near, q), solution.teacher_log_z)
     constants = {**_constants(problem, backward_blocks), "FAR": far is not None}
     _key_gradients[(triton.cdiv(keys, constants["BN"]), batch * kv_heads)](
         q, k, v, _segments(problem), *rows, dk, dv, *_strides(problem), kv_heads, *_sizes(problem), **constants
@@ -386,7 +383,7 @@ def _sizes(problem: Problem) -> tuple[int | float, ...]:
     )  # fmt: skip
 
 
-def _constants(problem: Problem, choose) -> dict[str, int]:
+def _constants(problem: Problem, choose: Callable[[int, bool], Blocks]) -> dict[str, Any]:
     q, v = problem.q, problem.v
     D, DV = (max(16, triton.next_power_of_2(t.shape[3])) for t in (q, v))
     blocks = choose(max(D, DV), q.dtype == torch.float32)
