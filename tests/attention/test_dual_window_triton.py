@@ -74,13 +74,13 @@ def agree(
     ],
 )
 def test_windows(tokens: int, keys: int, windows: tuple[int, int], make_qkv: Make) -> None:
-    agree(make_qkv(1, 1, 1, tokens, keys, 16, dtype=torch.float32), windows, None, "both", 1e-5)
+    agree(make_qkv(1, 1, 1, tokens, keys, 16, dtype=torch.float32), windows, None, "both", 3e-5)
 
 
 @runs_kernels
 @pytest.mark.parametrize("wanted", ["teacher", "student"])
 def test_one_of_the_gradients(wanted: str, make_qkv: Make) -> None:
-    agree(make_qkv(1, 1, 1, 50, 60, 16, dtype=torch.float32), (40, 20), None, wanted, 1e-5)
+    agree(make_qkv(1, 1, 1, 50, 60, 16, dtype=torch.float32), (40, 20), None, wanted, 3e-5)
 
 
 @runs_kernels
@@ -88,12 +88,12 @@ def test_groups_widths_and_layouts(make_qkv: Make) -> None:
     """Heads that share keys, widths that are no powers of two and differ, tokens before heads."""
     leaves = make_qkv(2, 4, 2, 40, 45, 9, 20, dtype=torch.float32)
     turned = tuple(t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in leaves)
-    agree(turned, (30, 13), None, "both", 1e-5)
+    agree(turned, (30, 13), None, "both", 3e-5)
 
 
 @runs_kernels
 def test_segments(make_qkv: Make, make_segments: MakeSegments) -> None:
-    agree(make_qkv(2, 2, 1, 60, 80, 16, dtype=torch.float32), (50, 20), make_segments(2, 80, 3), "both", 1e-5)
+    agree(make_qkv(2, 2, 1, 60, 80, 16, dtype=torch.float32), (50, 20), make_segments(2, 80, 3), "both", 3e-5)
 
 
 @runs_kernels
@@ -107,7 +107,7 @@ def test_half_precision(make_qkv: Make) -> None:
 @runs_kernels
 def test_many_blocks(make_qkv: Make) -> None:
     """Blocks that no edge cuts, in both bands."""
-    agree(make_qkv(1, 1, 1, 260, dim=16, dtype=torch.float32), (230, 120), None, "both", 1e-5)
+    agree(make_qkv(1, 1, 1, 260, dim=16, dtype=torch.float32), (230, 120), None, "both", 3e-5)
 
 
 @runs_kernels

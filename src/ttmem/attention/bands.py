@@ -2,7 +2,7 @@
 
 A block of queries needs only the keys between its first query's oldest and its last query's nearest, so the work is
 tokens * (window - nearest + block), and nothing larger than a block's scores is held. Query heads that share keys are
-folded into a block's rows.
+folded into a block's rows. Padding is a segment like others here; `dual_window.py` hides it.
 
 On the CPU, torch's flash kernels do a block; elsewhere plain torch does.
 """
@@ -125,8 +125,7 @@ def _tiles(problem: Problem, band: Band, dtype: torch.dtype) -> Iterator[Tile]:
         here = mask[:, :, : stop - start, first - left : last - left]
         if segments is not None:
             own = segments[:, offset + start : offset + stop, None]
-            other = (own != segments[:, None, first:last]) | (own < 0)
-            here = here.masked_fill(other[:, None], hidden)
+            here = here.masked_fill((own != segments[:, None, first:last])[:, None], hidden)
         yield Tile(slice(start, stop), slice(first, last), here.flatten(1, 2)[:, None])
 
 
