@@ -309,13 +309,13 @@ class Blocks(NamedTuple):
 def forward_blocks(width: int, wide_numbers: bool) -> Blocks:
     """By the padded width of a head, and whether its numbers are fp32: shared memory holds half as many."""
     if wide_numbers:
-        return Blocks(64, 32, 4) if width <= 128 else Blocks(32, 32, 4)
+        return Blocks(64, 32, 4) if width <= 64 else Blocks(32, 16, 4)
     return Blocks(128, 64, 4 if width <= 64 else 8) if width <= 128 else Blocks(64, 32, 8)
 
 
 def backward_blocks(width: int, wide_numbers: bool) -> Blocks:
     if wide_numbers:
-        return Blocks(32, 32, 4) if width <= 128 else Blocks(16, 16, 4)
+        return Blocks(32, 32, 4) if width <= 64 else Blocks(16, 16, 4)
     return Blocks(64, 64, 4 if width <= 64 else 8) if width <= 128 else Blocks(32, 32, 4)
 
 
