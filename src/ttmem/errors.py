@@ -61,7 +61,7 @@ class ResumeError(TtmemError):
 
 
 class BlockError(TtmemError):
-    """Blocks of tokens that a compressor cannot take: shapes that do not fit, or tokens that are not finite."""
+    """Tokens that a compressor or an attention cannot take: shapes or windows that do not fit, no finite number."""
 
     exit_code = 11
 
