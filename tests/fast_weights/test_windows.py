@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,3 +56,26 @@ def test_negative_segments_are_seen_by_nobody() -> None:
     found = window_attention(q, k, v, 7, segments=torch.tensor([[-1] * 4 + [0] * 4, [0] * 8]))
     torch.testing.assert_close(found[:1], expected(q[:1], k[:1, :, 4:], v[:1, :, 4:], 7))
     torch.testing.assert_close(found[1:], expected(q[1:], k[1:], v[1:], 7))
+
+
+@pytest.mark.parametrize("given", ["whole", "padded", "packed"])
+@pytest.mark.parametrize("teacher", [24, None])
+def test_the_fused_form_in_a_model(make_fast: Any, make_ids: Any, teacher: int | None, given: str) -> None:
+    """Logits and gradients of a model that shares the windows' work are those of one that makes two passes."""
+    found = []
+    for engine in ("plain", "fused"):
+        model = make_fast(dual_engine=engine, teacher_window=teacher, student_window=9).train()
+        ids = make_ids(2, 80)
+        kwargs: dict[str, Any] = {}
+        if given == "padded":
+            kwargs["attention_mask"] = torch.ones_like(ids)
+            kwargs["attention_mask"][0, :13] = 0
+        if given == "packed":
+            kwargs["position_ids"] = torch.cat([torch.arange(50), torch.arange(30)]).expand(2, -1)
+        logits = model(ids, **kwargs).logits
+        seen = kwargs.get("attention_mask", torch.ones_like(ids)).bool()
+        loss = logits[seen].square().mean()
+        loss.backward()
+        found.append((logits[seen], [p.grad for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-6, atol=1e-8)

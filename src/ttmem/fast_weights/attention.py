@@ -8,10 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from ttmem.attention import dual_window
 from ttmem.fast_weights.config import TTCDConfig
 from ttmem.fast_weights.layout import Layout
 from ttmem.fast_weights.state import LayerState
 from ttmem.fast_weights.windows import dual_window_attention, window_attention
+
+FUSED_FROM = 64
+"""Tokens from which sharing work between the windows pays; below, as in decoding, two plain passes do."""
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Attention(nn.Module):
         super().__init__()
         d, size = config.hidden_size, config.head_dim or config.hidden_size // config.num_attention_heads
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
-        self.head_dim, self.window = size, config.window_of(layer)
+        self.head_dim, self.window, self.fused = size, config.window_of(layer), config.dual_engine == "fused"
         self.q_proj = nn.Linear(d, self.heads * size, bias=config.qkv_bias)
         self.k_proj = nn.Linear(d, self.kv_heads * size, bias=config.qkv_bias)
         self.v_proj = nn.Linear(d, self.kv_heads * size, bias=config.qkv_bias)
@@ -62,7 +66,13 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The same with the layer's window and with the student's, both [B, T, d]."""
         q, k, v, segments = self.attended(*self.project(x), context, state)
-        teacher, student = dual_window_attention(q, k, v, self.window, student_window, segments=segments)
+        if self.fused and q.shape[2] >= FUSED_FROM:
+            window = k.shape[2] if self.window is None else self.window
+            teacher, student = dual_window.dual_window_attention(
+                q, k, v, window, min(student_window, window), segments=segments
+            )
+        else:
+            teacher, student = dual_window_attention(q, k, v, self.window, student_window, segments=segments)
         return self.merge(teacher), self.merge(student)
 
     def merge(self, heads: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class TTCDConfig(LlamaConfig):
     fast_layers: which layers carry it. By default 4 evenly spread ones for the in-place rules, all for the others.
     teacher_window: of the attention in those layers (None: full). student_window: TTCD's student, smaller.
     chunk_size: tokens C after which the fast weights change. fast_lr: eta.
+    dual_engine: how TTCD attends through both windows: "fused" shares the work between them
+    (`ttmem.attention.dual_window`), "plain" makes two passes with torch's attention.
 
     TTCD: conv_kernel (taps of both convolutions, 0 for none), projection (P), normalize_keys, token_rates (beta),
     convolved_reads (the fast weights read conv_T(Z_T) rather than Z_T), stop_gradient (of the teacher's output), scan
@@ -51,6 +53,7 @@ class TTCDConfig(LlamaConfig):
     student_window: int = 1024
     chunk_size: int = 1024
     fast_lr: float = 0.3
+    dual_engine: str = "fused"
 
     conv_kernel: int = 5
     projection: bool = True
@@ -112,6 +115,7 @@ class TTCDConfig(LlamaConfig):
             limit = self.teacher_window
             fits = self.student_window > 0 and (limit is None or self.student_window <= limit)
             require(fits, "student_window", f"from 1 to the teacher's window, {limit}")
+        require(self.dual_engine in ("fused", "plain"), "dual_engine", "'fused' or 'plain'")
         require(self.conv_kernel >= 0, "conv_kernel", "at least 0")
         centred = self.rule != "in_place" or self.conv_kernel == 0 or self.conv_kernel % 2 == 1
         require(centred, "conv_kernel", "odd for the rule 'in_place', whose convolution is centred")

@@ -35,7 +35,8 @@ def install(
     layers: by default four, evenly spread from layer 0. teacher_window: "own" is the window that the model has in these
     layers, full attention for most; None is full attention. `settings` are the other fields of `TTCDConfig`; where the
     paper's continual pre-training differs from training from scratch, its choice is the default here: keys are not
-    normalised, the fast weights read Z_T, conv_T copies and conv_S is zero.
+    normalised, the fast weights read Z_T, conv_T copies and conv_S is zero. dual_engine is "plain", with which the
+    result can equal the model bit for bit; "fused" trains faster and equals it up to rounding.
 
     The result takes over the model's modules without copying a weight, so use it in the model's place. With the model's
     own window, and the convolutions left in, it computes before training what the model does, bit for bit. Layers
@@ -66,7 +67,13 @@ def install(
         teacher_window=None if teacher_window == "own" else teacher_window,
         student_window=student_window,
         chunk_size=chunk_size,
-        **{"normalize_keys": False, "convolved_reads": False, "convolution_start": "pretrained", **settings},
+        **{
+            "dual_engine": "plain",
+            "normalize_keys": False,
+            "convolved_reads": False,
+            "convolution_start": "pretrained",
+            **settings,
+        },
     )
     if teacher_window == "own":
         own = {windows[layer] for layer in config.fast_layers or () if 0 <= layer < len(windows)}
