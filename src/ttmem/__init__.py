@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ttmem.conversation import Conversation
     from ttmem.evaluation.fidelity import Fidelity, measure_fidelity
     from ttmem.generation import ask, stream
+    from ttmem.long_conversation import Folding, LongConversation
     from ttmem.memory import Memory
     from ttmem.memory.merging import merge
     from ttmem.models import Model, load_model
@@ -50,6 +51,8 @@ _LATE = {
     "Budget": "compaction.settings",
     "Conversation": "conversation",
     "Document": "compaction.document",
+    "Folding": "long_conversation",
+    "LongConversation": "long_conversation",
     "KVzipPlus": "compaction.kvzip_plus",
     "LatentCompaction": "compaction.latent",
     "Prepared": "compaction.prepared",
@@ -85,9 +88,11 @@ __all__ = [
     "Document",
     "DocumentError",
     "Fidelity",
+    "Folding",
     "KVzipPlus",
     "LatentCompaction",
     "LatentSettings",
+    "LongConversation",
     "Memory",
     "MemoryFileError",
     "MemoryMismatchError",

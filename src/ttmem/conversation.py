@@ -54,7 +54,7 @@ class Conversation:
         self.messages.append({"role": "user", "content": message})
         finished = False
         try:
-            prompt = self._render()
+            prompt = self._prompt()
             self._cut_back(prompt)
             new = prompt[len(self.cached) :]
             generated = yield from stream_tokens(
@@ -68,12 +68,16 @@ class Conversation:
                 self.messages.pop()
                 self._keep(len(self.cached))
 
-    def _render(self) -> list[int]:
-        """The conversation as tokens, up to where the next reply begins."""
-        text = self._template(self.messages)
+    def _prompt(self) -> list[int]:
+        """The tokens behind the memory, up to where the next reply begins."""
+        return self._render(self.messages)
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Messages as tokens behind a document."""
+        text = self._template(messages, add_generation_prompt)
         if self.system is None:
             opening = self._template(FIRST_EXCHANGE, add_generation_prompt=False)
-            behind = self._template(FIRST_EXCHANGE + self.messages)
+            behind = self._template(FIRST_EXCHANGE + messages, add_generation_prompt)
             if behind.startswith(opening):
                 text = "\n\n" + behind[len(opening) :]
         return list(self.model.tokenizer(text, add_special_tokens=False).input_ids)

@@ -1,0 +1,184 @@
+"""Conversations that compact themselves: older turns become a memory, the latest stay as they are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ttmem.compaction.chain import Chain
+from ttmem.compaction.document import Document
+from ttmem.compaction.prepared import Prepared
+from ttmem.compaction.settings import preset_settings
+from ttmem.conversation import Conversation
+from ttmem.errors import BudgetError, ModelError
+from ttmem.models import Model
+from ttmem.progress import Progress
+
+
+@dataclass(frozen=True)
+class Folding:
+    """When and how older turns are compacted.
+
+    threshold: tokens of turns that are kept whole, at most; beyond it, all but the latest turns are folded. keep:
+    tokens of the latest turns that then stay whole, as far as whole exchanges fit. ratios: how much smaller a folded
+    part is, by how often there has been folding since: the first when it is folded, the last for all that is older.
+    """
+
+    threshold: int = 2048
+    keep: int = 512
+    ratios: tuple[float, ...] = (8.0, 16.0, 32.0)
+    preset: str = "quick"
+    method: str = "latent"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep < self.threshold:
+            raise BudgetError(f"{self.keep} tokens to keep of {self.threshold}: keep at least 0, and fewer than those")
+        if not self.ratios or min(self.ratios) < 1 or list(self.ratios) != sorted(self.ratios):
+            raise BudgetError(f"the ratios are {self.ratios}: they must be 1 or more, and not fall with age")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One folding: messages and tokens it took, what they are kept at, and all that is folded by now.
+
+    parts: (tokens, ratio) of every folded part, oldest first. entries: KV pairs of all folded parts and what lies
+    before them. seconds: that the folding took.
+    """
+
+    messages: int
+    tokens: int
+    ratio: float
+    parts: tuple[tuple[int, float], ...]
+    entries: int
+    seconds: float
+
+
+@dataclass
+class LongConversation(Conversation):
+    """A conversation whose older turns are compacted once it has become long, instead of cut or summarised.
+
+    The system message and the latest turns stay whole. Folded turns lie behind the document, each part compacted behind
+    those before it; the older a part, the smaller. `folds` says what was done. Memory and positions of the document are
+    never changed. Turns use positions as before, so the model's limit still ends a conversation.
+    """
+
+    folding: Folding = field(default_factory=Folding)
+    seed: int = 0
+    progress: Progress = field(default_factory=Progress)
+    document: bool = True
+    """Whether `memory` is of a document; if not, of what the template puts first (see `start`)."""
+    chain: Chain = field(init=False, repr=False)
+    folds: list[Fold] = field(init=False, repr=False)
+    folded: int = field(init=False, repr=False)
+    """Messages that the memory holds."""
+
+    @classmethod
+    def start(cls, model: Model, system: str | None = None, **settings: Any) -> LongConversation:
+        """A conversation without a document. What the template puts first is kept whole: the system message, or its
+        first token where there is none. `settings`: the other fields.
+        """
+        if not model.tokenizer.chat_template:
+            raise ModelError(f"{model.name} has no chat template: a conversation needs one")
+        messages = [{"role": "system", "content": system}] if system is not None else [{"role": "user", "content": "-"}]
+        text = model.tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=False)
+        ids = list(model.tokenizer(str(text), add_special_tokens=False).input_ids)
+        head = torch.tensor(ids if system is not None else ids[:1])
+        memory = Prepared(model, Document("opening", "", head)).full
+        return cls(model, memory, system=system, document=False, **settings)
+
+    def reset(self) -> None:
+        """Forget all turns, folded ones too."""
+        if hasattr(self, "chain"):
+            self.memory = self.chain.base
+        settings, method = preset_settings(self.folding.preset), self.folding.method
+        self.chain = Chain(self.model, self.memory, settings, method, self.seed, self.progress)
+        self.folds = []
+        super().reset()
+        self.folded = len(self.messages) if not self.document else 0
+
+    def _prompt(self) -> list[int]:
+        """What is not folded, after folding where it has become too long."""
+        tokens = self._behind(self.folded)
+        if len(tokens) > self.folding.threshold:
+            self.fold()
+            tokens = self._behind(self.folded)
+        return tokens
+
+    def _behind(self, count: int) -> list[int]:
+        """The tokens that follow the first `count` messages, up to where the next reply begins."""
+        whole, before = self._render(self.messages), self._before(count)
+        if whole[: len(before)] != before:
+            raise ModelError(
+                f"{self.model.name}'s chat template renders earlier turns anew when later ones come, so they cannot be "
+                "compacted apart"
+            )
+        return whole[len(before) :]
+
+    def _before(self, count: int) -> list[int]:
+        """The tokens of the first `count` messages; without any, of what the memory holds of the template."""
+        if count:
+            return self._render(self.messages[:count], add_generation_prompt=False)
+        return [] if self.document else self._render(self.messages)[:1]
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        if self.document:
+            return super()._render(messages, add_generation_prompt)
+        text = self._template(messages, add_generation_prompt)
+        return list(self.model.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def fold(self) -> Fold | None:
+        """Compact all turns but the latest now. Returns what was done, None where there is nothing to fold.
+
+        Nothing has changed if it is interrupted.
+        """
+        start = time.perf_counter()
+        until = self._fold_until()
+        if until <= self.folded:
+            return None
+        before = self._before(self.folded)
+        ids = self._before(until)[len(before) :]
+        chain, ratios = self._aged(), self.folding.ratios
+        chain.append(torch.tensor(ids), ratios[0])
+        memory = chain.memory()
+        fold = Fold(
+            messages=until - self.folded,
+            tokens=len(ids),
+            ratio=ratios[0],
+            parts=tuple((len(part.ids), part.ratio) for part in chain.parts),
+            entries=memory.entries,
+            seconds=time.perf_counter() - start,
+        )
+        self.chain, self.memory, self.folded = chain, memory, until
+        self.cache, self.cached = memory.cache(), []
+        self.folds.append(fold)
+        return fold
+
+    def _fold_until(self) -> int:
+        """How many messages are to be folded: whole exchanges, so that what follows them fits `keep`."""
+        ends = [i + 1 for i, message in enumerate(self.messages[:-1]) if message["role"] == "assistant"]
+        for end in ends:
+            if end > self.folded and len(self._behind(end)) <= self.folding.keep:
+                return end
+        return ends[-1] if ends else 0
+
+    def _aged(self) -> Chain:
+        """A copy of the chain in which every part has the ratio of an age one higher."""
+        chain = Chain(
+            self.model,
+            self.chain.base,
+            self.chain.settings,
+            self.chain.method,
+            self.seed,
+            self.progress,
+            list(self.chain.parts),
+        )
+        ratios = self.folding.ratios
+        for index in range(len(chain.parts)):
+            age = len(chain.parts) - index
+            ratio = ratios[min(age, len(ratios) - 1)]
+            if ratio != chain.parts[index].ratio:
+                chain.recompact(index, ratio)
+        return chain
