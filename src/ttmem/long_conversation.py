@@ -101,11 +101,12 @@ class LongConversation(Conversation):
 
     def _prompt(self) -> list[int]:
         """What is not folded, after folding where it has become too long."""
-        tokens = self._behind(self.folded)
-        if len(tokens) > self.folding.threshold:
-            self.fold()
-            tokens = self._behind(self.folded)
-        return tokens
+        self.fold_when_long()
+        return self._behind(self.folded)
+
+    def fold_when_long(self) -> Fold | None:
+        """Fold if more tokens than the threshold are not folded. Done before each reply."""
+        return self.fold() if len(self._behind(self.folded)) > self.folding.threshold else None
 
     def _behind(self, count: int) -> list[int]:
         """The tokens that follow the first `count` messages, up to where the next reply begins."""
