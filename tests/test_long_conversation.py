@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ttmem import BudgetError, LatentSettings, Model, ModelError
+from ttmem import BudgetError, LatentSettings, MemoryMismatchError, Model, ModelError, QuestionError
 from ttmem.compaction.chain import Chain
 from ttmem.conversation import Conversation
 from ttmem.long_conversation import Folding, LongConversation
@@ -55,7 +55,8 @@ def test_folding_without_loss_changes_no_reply(
     folding = LongConversation(model, memory, system=system, folding=WHOLE)
     assert talk(folding) == plain
     assert len(folding.folds) >= 2
-    assert folding.memory.document_length == memory.document_length + sum(fold.tokens for fold in folding.folds)
+    held = len(folding._opening()) + sum(fold.tokens for fold in folding.folds)
+    assert folding.memory.document_length == memory.document_length + held
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
@@ -139,9 +140,68 @@ def test_a_message_that_is_too_long_by_itself_stays_whole(make_model: Any, make_
     assert conversation.fold() is not None or conversation.folded == 0
 
 
+def test_the_system_message_stays_whole(make_model: Any, make_full: Any) -> None:
+    model = make_model()
+    memory = make_full(model)
+    conversation = LongConversation(model, memory, system="Be brief.", folding=Folding(50, 40, ratios=(2.0, 4.0)))
+    opening = conversation.memory.document_length - memory.document_length
+    assert opening == len(conversation._opening()) > 0
+    talk(conversation)
+    assert conversation.folds[0].messages % 2 == 0
+    for layer, before in zip(conversation.memory.compacted, memory.compacted, strict=True):
+        assert min(layer.lengths) >= before.lengths[0] + opening
+    conversation.reset()
+    assert conversation.memory.document_length == memory.document_length + opening
+
+
+def test_a_system_message_inside_the_first_turn_is_folded_with_it(make_model: Any, make_full: Any) -> None:
+    template = (
+        "{% if messages[0]['role'] == 'system' and messages | length == 1 %}{{ raise_exception('no user') }}{% endif %}"
+        "{% for m in messages %}{% if m['role'] != 'system' %}<|im_start|>{{ m['role'] }}\n"
+        "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}\n{% endif %}"
+        "{{ m['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    model = make_model(template=template)
+    plain = talk(LongConversation.start(model, "Be brief.", folding=Folding(10_000, 60)))
+    folding = LongConversation.start(model, "Be brief.", folding=WHOLE)
+    assert talk(folding) == plain
+    assert folding.folds
+
+
+def test_before_any_turn_there_is_nothing_to_fold(make_model: Any, make_full: Any) -> None:
+    model = make_model()
+    for conversation in (LongConversation(model, make_full(model)), LongConversation.start(model, "Be brief.")):
+        assert conversation.fold_when_long() is None
+        assert conversation.fold() is None
+
+
+def test_memories_that_cannot_be_joined_are_refused(make_model: Any, make_full: Any) -> None:
+    model = make_model()
+    memory = make_full(model)
+    for bad in (replace(memory, merging="equal"), replace(memory, document_length=7)):
+        with pytest.raises(MemoryMismatchError):
+            LongConversation(model, bad)
+
+
+def test_a_message_that_is_no_text(make_model: Any, make_full: Any) -> None:
+    model = make_model()
+    conversation = LongConversation(model, make_full(model), folding=WHOLE)
+    with pytest.raises(QuestionError, match="not text"):
+        conversation.say("\udcff")
+    assert conversation.messages == []
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [((100, 100), "fewer"), ((100, -1), "at least 0"), ((100, 10, ()), "ratios"), ((100, 10, (8.0, 4.0)), "not fall")],
+    [
+        ((100, 10, (float("nan"),)), "ratios"),
+        ((100, 10, (8.0,), "quick", "snapkv"), "snapkv"),
+        ((100, 100), "fewer"),
+        ((100, -1), "at least 0"),
+        ((100, 10, ()), "ratios"),
+        ((100, 10, (8.0, 4.0)), "not fall"),
+    ],
 )
 def test_bad_settings(settings: tuple[Any, ...], said: str) -> None:
     with pytest.raises(BudgetError, match=said):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ttmem.errors import ModelError
-from ttmem.generation import stream_tokens
+from ttmem.generation import check_text, stream_tokens
 from ttmem.memory import Memory
 from ttmem.models import Model
 
@@ -51,6 +51,7 @@ class Conversation:
 
     def stream(self, message: str) -> Iterator[str]:
         """The reply to a message, piece by piece. A turn that is not read to its end, or fails, is forgotten."""
+        check_text(message)
         self.messages.append({"role": "user", "content": message})
         finished = False
         try:

@@ -80,12 +80,16 @@ def encode_question(model: Model, question: str, question_format: str = QUESTION
     """Token ids of a question as it follows the document. Raises QuestionError when it is blank or not text."""
     if not question.strip():
         raise QuestionError("the question is empty")
-    text = question_format.format(question=question)
+    check_text(question)
+    return model.encode(question_format.format(question=question))
+
+
+def check_text(question: str) -> None:
+    """Raise QuestionError for a string that no encoding can write."""
     try:
-        text.encode()
+        question.encode()
     except UnicodeEncodeError as error:
         raise QuestionError(f"the question is not text: {question!r} holds bytes that are not UTF-8") from error
-    return model.encode(text)
 
 
 def stream_tokens(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +11,37 @@ import torch
 
 from ttmem.compaction.chain import Chain
 from ttmem.compaction.document import Document
+from ttmem.compaction.extend import METHODS
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import preset_settings
 from ttmem.conversation import Conversation
 from ttmem.errors import BudgetError, ModelError
+from ttmem.memory.merging import check_joinable
 from ttmem.models import Model
 from ttmem.progress import Progress
+
+WHOLE = 0.0
+"""The ratio of a part that is kept whole and does not age: the system message."""
+
+
+FIRST_USER = {"role": "user", "content": "-"}
+
+
+def with_system(system: str | None, *messages: dict[str, str]) -> list[dict[str, str]]:
+    """Messages behind a system message, where there is one."""
+    return ([] if system is None else [{"role": "system", "content": system}]) + list(messages)
+
+
+def system_alone(render: Callable[[list[dict[str, str]]], list[int]], system: str | None) -> list[int]:
+    """The tokens of the system message; none without one, or where the template puts it into the first turn."""
+    if system is None:
+        return []
+    try:
+        alone = render(with_system(system))
+    except Exception:  # templates raise what they like for a conversation without a user
+        return []
+    turn = render(with_system(system, FIRST_USER))
+    return alone if turn[: len(alone)] == alone else []
 
 
 @dataclass(frozen=True)
@@ -36,7 +62,9 @@ class Folding:
     def __post_init__(self) -> None:
         if not 0 <= self.keep < self.threshold:
             raise BudgetError(f"{self.keep} tokens to keep of {self.threshold}: keep at least 0, and fewer than those")
-        if not self.ratios or min(self.ratios) < 1 or list(self.ratios) != sorted(self.ratios):
+        if self.method not in METHODS:
+            raise BudgetError(f"the method {self.method!r} cannot fold turns; {', '.join(METHODS)} can")
+        if not self.ratios or not all(ratio >= 1 for ratio in self.ratios) or list(self.ratios) != sorted(self.ratios):
             raise BudgetError(f"the ratios are {self.ratios}: they must be 1 or more, and not fall with age")
 
 
@@ -60,9 +88,10 @@ class Fold:
 class LongConversation(Conversation):
     """A conversation whose older turns are compacted once it has become long, instead of cut or summarised.
 
-    The system message and the latest turns stay whole. Folded turns lie behind the document, each part compacted behind
-    those before it; the older a part, the smaller. `folds` says what was done. Memory and positions of the document are
-    never changed. Turns use positions as before, so the model's limit still ends a conversation.
+    The system message, where the template renders it apart, and the latest turns stay whole. Folded turns lie behind
+    the document, each part compacted behind those before it; the older a part, the smaller. `folds` says what was done.
+    Memory and positions of the document are never changed. Turns use positions as before, so the model's limit still
+    ends a conversation.
     """
 
     folding: Folding = field(default_factory=Folding)
@@ -82,22 +111,33 @@ class LongConversation(Conversation):
         """
         if not model.tokenizer.chat_template:
             raise ModelError(f"{model.name} has no chat template: a conversation needs one")
-        messages = [{"role": "system", "content": system}] if system is not None else [{"role": "user", "content": "-"}]
-        text = model.tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=False)
-        ids = list(model.tokenizer(str(text), add_special_tokens=False).input_ids)
-        head = torch.tensor(ids if system is not None else ids[:1])
-        memory = Prepared(model, Document("opening", "", head)).full
+
+        def render(messages: list[dict[str, str]]) -> list[int]:
+            text = model.tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=False)
+            return list(model.tokenizer(str(text), add_special_tokens=False).input_ids)
+
+        head = system_alone(render, system) or render(with_system(system, FIRST_USER))[:1]
+        memory = Prepared(model, Document("opening", "", torch.tensor(head))).full
         return cls(model, memory, system=system, document=False, **settings)
 
     def reset(self) -> None:
         """Forget all turns, folded ones too."""
         if hasattr(self, "chain"):
             self.memory = self.chain.base
+        check_joinable(self.memory)
         settings, method = preset_settings(self.folding.preset), self.folding.method
         self.chain = Chain(self.model, self.memory, settings, method, self.seed, self.progress)
+        opening = self._opening()
+        if opening and self.document:  # what `start` does for a conversation without a document
+            self.chain.append(torch.tensor(opening), WHOLE)
+            self.memory = self.chain.memory()
         self.folds = []
         super().reset()
-        self.folded = len(self.messages) if not self.document else 0
+        self.folded = len(self.messages) if opening else 0
+
+    def _opening(self) -> list[int]:
+        """The system message as tokens, where the template renders it apart from the turns; empty where it does not."""
+        return system_alone(lambda messages: self._render(messages, add_generation_prompt=False), self.system)
 
     def _prompt(self) -> list[int]:
         """What is not folded, after folding where it has become too long."""
@@ -106,6 +146,8 @@ class LongConversation(Conversation):
 
     def fold_when_long(self) -> Fold | None:
         """Fold if more tokens than the threshold are not folded. Done before each reply."""
+        if not any(message["role"] == "user" for message in self.messages):
+            return None
         return self.fold() if len(self._behind(self.folded)) > self.folding.threshold else None
 
     def _behind(self, count: int) -> list[int]:
@@ -148,7 +190,7 @@ class LongConversation(Conversation):
             messages=until - self.folded,
             tokens=len(ids),
             ratio=ratios[0],
-            parts=tuple((len(part.ids), part.ratio) for part in chain.parts),
+            parts=tuple((len(part.ids), part.ratio) for part in chain.parts if part.ratio != WHOLE),
             entries=memory.entries,
             seconds=time.perf_counter() - start,
         )
@@ -178,6 +220,8 @@ class LongConversation(Conversation):
         )
         ratios = self.folding.ratios
         for index in range(len(chain.parts)):
+            if chain.parts[index].ratio == WHOLE:
+                continue
             age = len(chain.parts) - index
             ratio = ratios[min(age, len(ratios) - 1)]
             if ratio != chain.parts[index].ratio:

@@ -18,7 +18,7 @@ from ttmem.progress import Progress
 
 @dataclass
 class Part:
-    """Tokens [M] of a part, the ratio it is kept at, and its own entries."""
+    """Tokens [M] of a part, the ratio it is kept at (1 or less: whole), and its own entries."""
 
     ids: Tensor
     ratio: float
@@ -59,8 +59,8 @@ class Chain:
     def _compact(self, ids: Tensor, ratio: float, before: Memory) -> Memory:
         digest = hashlib.sha256(str(ids.tolist()).encode()).hexdigest()
         document = Document("turns", digest, ids)
-        tokens = max(MIN_TOKENS, int(len(ids) / ratio))
-        whole = ratio <= 1 or tokens >= len(ids)
+        tokens = max(MIN_TOKENS, int(len(ids) / max(1.0, ratio)))
+        whole = tokens >= len(ids)
         method = FullMemory() if whole else make_method(self.method, self.settings, self.seed)
         budget = Budget(len(ids), 1.0) if whole else Budget.of(len(ids), tokens=tokens)
         prepared = Prepared(self.model, document, self.settings, self.progress, before=before)

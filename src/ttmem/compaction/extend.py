@@ -12,9 +12,10 @@ from ttmem.compaction.document import ANSWER_ROOM, Document
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import Budget, LatentSettings, preset_settings
 from ttmem.compaction.workspace import Workspace
-from ttmem.errors import BudgetError, DocumentError, MemoryMismatchError
+from ttmem.errors import BudgetError, DocumentError
 from ttmem.evaluation.fidelity import measure_fidelity
 from ttmem.memory import Memory
+from ttmem.memory.merging import check_joinable
 from ttmem.models import Model
 from ttmem.progress import Progress
 from ttmem.versions import versions
@@ -48,11 +49,11 @@ def extend(
     alone; the fidelity is that of the new part.
 
     Raises DocumentError (empty, too long together), BudgetError (budget, preset, a method that cannot do this),
-    MemoryMismatchError (another model's memory, or one without normalizers), ResumeError and MemoryFileError.
+    MemoryMismatchError (another model's memory, one of a summary or without normalizers), ResumeError and
+    MemoryFileError.
     """
     memory.check_model(model)
-    if memory.merging != "normalizer":
-        raise MemoryMismatchError(f"a memory with merging {memory.merging!r} cannot be extended: compact it normally")
+    check_joinable(memory)
     if method not in METHODS:
         raise BudgetError(f"the method {method!r} cannot extend a memory; {', '.join(METHODS)} can")
     chosen = settings or preset_settings(preset)

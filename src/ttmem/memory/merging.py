@@ -28,17 +28,16 @@ def merge(model: Model, memories: Sequence[Memory]) -> Memory:
     have seen in the documents before them is missing: each was read alone. A layer with a sliding window keeps what its
     window has of the last documents. Token ids are kept if all memories have theirs.
 
-    Raises BudgetError for fewer than two memories, or where the documents do not fit the model's positions together;
-    MemoryMismatchError for memories of another model, or with different merging or dtypes; ModelError for a model whose
-    keys cannot be moved.
+    The result has the model's device and dtype. Raises BudgetError for fewer than two memories, or where the documents
+    do not fit the model's positions together; MemoryMismatchError for memories of another model and those that cannot
+    be joined; ModelError for a model whose keys cannot be moved.
     """
     if len(memories) < 2:
         raise BudgetError(f"{len(memories)} memories cannot be merged: give two or more")
     for memory in memories:
         memory.check_model(model)
-    for name, values in (("merging", [m.merging for m in memories]), ("dtype", [str(m.dtype) for m in memories])):
-        if len(set(values)) > 1:
-            raise MemoryMismatchError(f"the memories differ in {name} ({', '.join(values)}): compact them alike")
+        check_joinable(memory)
+    memories = [memory.joined().to(model.device, model.dtype) for memory in memories]
     total = sum(memory.document_length for memory in memories)
     limit = model.max_positions
     if limit is not None and total + ANSWER_ROOM > limit:
@@ -56,6 +55,20 @@ def merge(model: Model, memories: Sequence[Memory]) -> Memory:
     kept = [memory.tokens for memory in memories]
     tokens = torch.cat([ids for ids in kept if ids is not None]) if all(ids is not None for ids in kept) else None
     return Memory(layers, total, _info(memories, total), tokens, memories[0].merging)
+
+
+def check_joinable(memory: Memory) -> None:
+    """Raise MemoryMismatchError for a memory that others cannot stand beside."""
+    name = memory.info.document.get("name", "text")
+    if memory.merging != "normalizer":
+        raise MemoryMismatchError(
+            f"the memory of {name} has merging {memory.merging!r}; only memories with normalizers can be joined"
+        )
+    if memory.info.document.get("tokens", memory.document_length) != memory.document_length:
+        raise MemoryMismatchError(
+            f"the memory of {name} is of a summary, which has positions of its own: compact the document by another "
+            "method than summary"
+        )
 
 
 def join_behind(before: Memory, after: Memory) -> Memory:

@@ -34,11 +34,13 @@ class MetricsFile:
         if not self.path.exists():
             return []
         found = []
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_text(errors="replace").splitlines():
             try:
-                found.append(json.loads(line))
+                record = json.loads(line)
             except ValueError:
                 continue  # cut short by a crash
+            if isinstance(record, dict) and "step" in record:
+                found.append(record)
         return found
 
     def __call__(self, metrics: Metrics) -> None:
