@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from books import king_james
-from common import model_label, record
+from common import keep, model_label, record
 from transformers import PreTrainedModel
 
 import ttmem
@@ -82,9 +81,7 @@ def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run:
         "training_losses": objective.losses,
         "losses": {str(context): row.tolist() for context, row in zip(arguments.contexts, losses, strict=True)},
     }
-    fresh = done.with_suffix(".partial")
-    fresh.write_text(json.dumps(found))
-    os.replace(fresh, done)
+    keep(found, done)
     state_path.unlink(missing_ok=True)
     return found
 

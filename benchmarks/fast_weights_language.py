@@ -15,7 +15,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from books import king_james
-from common import record
-from mad import SYSTEMS, option
+from common import field_of, keep, record
+from mad import SYSTEMS
 
 from ttmem.evaluation.perplexity import block_losses
 from ttmem.fast_weights import TTCDConfig, TTCDForCausalLM
@@ -114,9 +113,7 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
         "last_loss": statistics.fmean(objective.losses[-50:]) if objective.losses else None,
         "losses": {str(context): row.tolist() for context, row in zip(arguments.contexts, losses, strict=True)},
     }
-    fresh = done.with_suffix(".partial")
-    fresh.write_text(json.dumps(found))
-    os.replace(fresh, done)
+    keep(found, done)
     state_path.unlink(missing_ok=True)
     return found
 
@@ -155,7 +152,9 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096])
-    parser.add_argument("--set", type=option, nargs="+", default=[], metavar="FIELD=VALUE", help="of all models")
+    parser.add_argument(
+        "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("fast_weights_language.work"), help="finished runs, states")
     parser.add_argument("--name", default="fast_weights_language", help="of the file of results")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +96,26 @@ def check_target(path: Path) -> None:
             raise MemoryFileError(f"cannot write {path}: the folder {path.parent} is not writable")
     except OSError as error:
         raise MemoryFileError(f"cannot write {str(path)[:80]!r}: {error.strerror}") from error
+
+
+def check_not_a_source(target: Path, *sources: Path) -> None:
+    """Raise MemoryFileError when writing `target` would overwrite what it is made of."""
+    from ttmem.errors import MemoryFileError
+
+    for source in sources:
+        if target.exists() and source.exists() and target.samefile(source):
+            raise MemoryFileError(f"{target} would overwrite {source}, which it is made of: name another file with -o")
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say, where the user interrupts, that --resume goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print("[bold red]interrupted[/]; the same command with --resume goes on from the last finished step")
+        raise
+
 
 
 def megabytes(count: int) -> str:

@@ -13,12 +13,13 @@ from ttmem.cli.common import (
     JSON_OPTION,
     MEMORY_ARGUMENT,
     MODEL_OPTION,
+    check_not_a_source,
     check_target,
-    errors,
     load_pair,
     megabytes,
     output_console,
     print_json,
+    resumable,
 )
 
 
@@ -47,18 +48,15 @@ def extend(
     from ttmem.compaction.document import read_text
     from ttmem.compaction.extend import extend as run
     from ttmem.compaction.workspace import Workspace
-    from ttmem.errors import MemoryFileError
     from ttmem.progress import ConsoleProgress
 
     text = read_text(file)
     check_target(output)
-    for source in (memory, file):
-        if output.exists() and source.exists() and output.samefile(source):
-            raise MemoryFileError(f"the new memory would overwrite {source}: name another file with --output")
+    check_not_a_source(output, memory, file)
     partial = output.with_name(output.name + ".partial")
     network, loaded = load_pair(memory, model, dtype, device)
     progress = ConsoleProgress()
-    try:
+    with resumable():
         grown = run(
             network,
             loaded,
@@ -73,9 +71,6 @@ def extend(
             workdir=partial,
             resume=resume,
         )
-    except KeyboardInterrupt:
-        errors.print("[bold red]interrupted[/]; the same command with --resume goes on from the last finished step")
-        raise
     grown.save(output, keep_document=keep_document)
     Workspace(partial).discard()
     if as_json:

@@ -12,6 +12,7 @@ from ttmem.cli.common import (
     DTYPE_OPTION,
     JSON_OPTION,
     MODEL_OPTION,
+    check_not_a_source,
     check_target,
     load_model,
     megabytes,
@@ -38,13 +39,11 @@ def merge(
 
     Example: ttmem merge manual.ttmem errata.ttmem -o both.ttmem
     """
-    from ttmem.errors import MemoryFileError
     from ttmem.memory import Memory
     from ttmem.memory.merging import merge as run
 
     check_target(output)
-    if output.exists() and any(path.exists() and output.samefile(path) for path in memories):
-        raise MemoryFileError(f"the merged memory would overwrite {output}, one of its parts: name another file")
+    check_not_a_source(output, *memories)
     parts = [Memory.load(path) for path in memories]
     network = load_model(model or recorded_model(parts[0]), dtype, device)
     merged = run(network, [part.to(network.device, network.dtype) for part in parts])

@@ -11,6 +11,7 @@ from ttmem.cli.common import (
     DEVICE_OPTION,
     DTYPE_OPTION,
     JSON_OPTION,
+    check_not_a_source,
     check_target,
     errors,
     megabytes,
@@ -34,15 +35,13 @@ def read(
     Example: ttmem read handbook.txt -m ./my-ttcd-model -o handbook.state
     """
     from ttmem.compaction.document import read_text
-    from ttmem.errors import MemoryFileError
     from ttmem.fast_weights import load_reader
     from ttmem.progress import ConsoleProgress
 
     text = read_text(file)
     target = output or file.with_suffix(".state")
     check_target(target)
-    if target.exists() and target.samefile(file):
-        raise MemoryFileError(f"the state would overwrite the document {file}: name another file with --output")
+    check_not_a_source(target, file)
     with errors.status("loading the model"):
         reader = load_reader(model, dtype=dtype, device=device)
     progress = ConsoleProgress()

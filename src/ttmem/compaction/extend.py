@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
 
-from ttmem.compaction.api import FullMemory, make_method
-from ttmem.compaction.document import ANSWER_ROOM, Document
+from ttmem.compaction.api import FullMemory, make_method, now, run_identity
+from ttmem.compaction.document import Document
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import Budget, LatentSettings, preset_settings
 from ttmem.compaction.workspace import Workspace
@@ -16,9 +15,8 @@ from ttmem.errors import BudgetError, DocumentError
 from ttmem.evaluation.fidelity import measure_fidelity
 from ttmem.memory import Memory
 from ttmem.memory.merging import check_joinable
-from ttmem.models import Model
+from ttmem.models import ANSWER_ROOM, Model
 from ttmem.progress import Progress
-from ttmem.versions import versions
 
 METHODS = ("latent", "kvzip+", "am", "am-omp", "full")
 """Those that look at the document alone. SnapKV and PyramidKV read its last tokens behind the others."""
@@ -68,17 +66,8 @@ def extend(
         ratio = 16
     budget = Budget.of(document.length, ratio, tokens)
     compaction = FullMemory() if budget.tokens >= document.length else make_method(method, chosen, seed)
-    identity = {
-        "document": document.sha256,
-        "before": [memory.info.document, memory.info.created, memory.entries],
-        "model": model.identity(),
-        "dtype": str(model.dtype),
-        "method": method,
-        "settings": asdict(chosen),
-        "budget": budget.tokens,
-        "seed": seed,
-        "versions": versions(),
-    }
+    identity = run_identity(model, document, method, chosen, budget.tokens, seed)
+    identity["before"] = [memory.info.document, memory.info.created, memory.entries]
     workspace = Workspace.open(None if workdir is None else Path(workdir), identity, resume)
     before = memory.to(model.device, model.dtype)
     prepared = Prepared(model, document, chosen, progress or Progress(), workspace, before=before)
@@ -86,5 +75,5 @@ def extend(
     if measure and added is not prepared.full:
         added.info.fidelity = asdict(measure_fidelity(model, prepared.full, added, prepared.progress))
     extended = added.joined()
-    extended.info.created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    extended.info.created = now()
     return extended

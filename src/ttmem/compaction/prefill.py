@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from ttmem.memory.layer import LayerMemory, WindowMemory
@@ -23,16 +23,23 @@ def full_memory_layers(
     chunk: int = CHUNK,
     on_chunk: Callable[[int], None] = lambda tokens: None,
     start: int = 0,
+    before: Memory | None = None,
 ) -> list[LayerMemory | WindowMemory]:
     """Run the document's ids [1, N] through the model and return its uncompacted layers.
 
     `on_chunk` is told the number of tokens of each chunk as it is done. start: the first token's position.
+    before: a memory that the tokens see, at the positions behind its document. Global layers then hold the new tokens
+    alone, while a sliding layer's window may also hold tokens of the memory's.
     """
-    cache = DynamicCache(config=network.config)
-    positions = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
+    cache: Cache = DynamicCache(config=network.config) if before is None else before.cache()
+    first = start if before is None else before.document_length
+    positions = torch.arange(first, first + ids.shape[1], device=ids.device).unsqueeze(0)
     for part, places in zip(ids.split(chunk, dim=1), positions.split(chunk, dim=1), strict=True):
+        first += part.shape[1]
+        mask = None if before is None else part.new_ones(1, first)
         network(
             input_ids=part,
+            attention_mask=mask,
             position_ids=places,
             use_cache=True,
             logits_to_keep=1,
@@ -40,50 +47,13 @@ def full_memory_layers(
         )
         on_chunk(part.shape[1])
     layers: list[LayerMemory | WindowMemory] = []
-    for layer in cache.layers:
+    for index, layer in enumerate(cache.layers):
         keys, values = layer.keys[0].clone(), layer.values[0].clone()
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            layers.append(WindowMemory(keys, values, layer.sliding_window))
-        else:
-            layers.append(LayerMemory.full(keys, values))
-    return layers
-
-
-@torch.no_grad()
-def full_memory_layers_behind(
-    network: PreTrainedModel,
-    before: Memory,
-    ids: Tensor,
-    chunk: int = CHUNK,
-    on_chunk: Callable[[int], None] = lambda tokens: None,
-) -> list[LayerMemory | WindowMemory]:
-    """The same for ids [1, M] that follow a memory's document: they see the memory, at positions N to N + M.
-
-    Global layers hold the M new tokens alone; a sliding layer's window may also hold tokens of the memory's.
-    """
-    cache = before.cache()
-    positions = torch.arange(before.document_length, before.document_length + ids.shape[1], device=ids.device)
-    done = 0
-    for part, places in zip(ids.split(chunk, dim=1), positions.split(chunk), strict=True):
-        done += part.shape[1]
-        network(
-            input_ids=part,
-            attention_mask=torch.ones_like(ids[:, :1]).expand(1, before.document_length + done),
-            position_ids=places.unsqueeze(0),
-            use_cache=True,
-            logits_to_keep=1,
-            **{cache_keyword(network): cache},
-        )
-        on_chunk(part.shape[1])
-    layers: list[LayerMemory | WindowMemory] = []
-    for layer, earlier in zip(cache.layers, before.layers, strict=True):
-        keys, values = layer.keys[0].clone(), layer.values[0].clone()
+        earlier = None if before is None else before.layers[index]
         if isinstance(earlier, WindowMemory):
-            kept = earlier.window - 1
-            keys, values = torch.cat([earlier.keys, keys], dim=1), torch.cat([earlier.values, values], dim=1)
-            first = max(0, keys.shape[1] - kept)
-            keys, values = keys[:, first:].clone(), values[:, first:].clone()
-            layers.append(WindowMemory(keys, values, earlier.window))
+            layers.append(earlier.behind(keys, values))
+        elif isinstance(layer, DynamicSlidingWindowLayer):
+            layers.append(WindowMemory(keys, values, layer.sliding_window))
         else:
             layers.append(LayerMemory.full(keys, values))
     return layers

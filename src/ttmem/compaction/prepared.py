@@ -18,7 +18,7 @@ from ttmem.compaction.document import Document
 from ttmem.compaction.importance import Replay, replay_document
 from ttmem.compaction.passages import collect_passages
 from ttmem.compaction.pools import NAMES, QueryPool
-from ttmem.compaction.prefill import full_memory_layers, full_memory_layers_behind
+from ttmem.compaction.prefill import full_memory_layers
 from ttmem.compaction.prompts import rollout_prompts
 from ttmem.compaction.rollouts import Rollouts, collect_rollouts
 from ttmem.compaction.settings import Budget, LatentSettings
@@ -103,10 +103,7 @@ class Prepared:
     def _read(self) -> Memory:
         ids = self.document.ids.to(self.model.device).unsqueeze(0)
         with self.progress.stage("reading the document", self.document.length) as advance:
-            if self.before is None:
-                layers = full_memory_layers(self.model.network, ids, on_chunk=advance)
-            else:
-                layers = full_memory_layers_behind(self.model.network, self.before, ids, on_chunk=advance)
+            layers = full_memory_layers(self.model.network, ids, on_chunk=advance, before=self.before)
         return self.memory(layers, "full", Budget(self.document.length, 1.0))
 
     def _roll_out(self) -> Rollouts:

@@ -6,6 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from ttmem.attention.short_convolution import short_convolution
+
+
+def uniform_convolution(x: Tensor, kernel: Tensor, chunk: int) -> Tensor:
+    """`chunk_convolution` where every row's chunks begin at its tokens 0, chunk, 2 chunk, ...: two times faster.
+
+    x [B, T, f], kernel [taps, f] -> [B, T, f]. The last chunk may be short.
+    """
+    tokens = x.shape[1]
+    whole = pad(x, (0, 0, 0, -tokens % chunk)).unflatten(1, (-1, chunk))
+    return short_convolution(whole, kernel.flip(0).T).flatten(1, 2)[:, :tokens]
 
 
 def chunk_convolution(x: Tensor, kernel: Tensor, place: Tensor) -> Tensor:
@@ -56,5 +69,5 @@ def centred_convolution(x: Tensor, kernel: Tensor, place: Tensor, end: Tensor) -
     for j in range(1, min(middle + 1, S)):
         before = x[:, :-j] * (place[:, j:] >= j).unsqueeze(-1) * kernel[middle - j]
         after = x[:, j:] * (end[:, :-j] > j).unsqueeze(-1) * kernel[middle + j]
-        out = out + torch.nn.functional.pad(before, (0, 0, j, 0)) + torch.nn.functional.pad(after, (0, 0, 0, j))
+        out = out + pad(before, (0, 0, j, 0)) + pad(after, (0, 0, 0, j))
     return out

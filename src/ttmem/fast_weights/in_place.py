@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ttmem.fast_weights.attention import Attention, Context
+from ttmem.fast_weights.attention import Context
 from ttmem.fast_weights.config import TTCDConfig
 from ttmem.fast_weights.convolution import centred_convolution
 from ttmem.fast_weights.layout import Layout
-from ttmem.fast_weights.mlp import MLP
 from ttmem.fast_weights.state import LayerState
 from ttmem.fast_weights.ttcd import read_memory
+from ttmem.fast_weights.window import WindowLayer
 
 
 class Target(nn.Module):
@@ -39,7 +37,7 @@ class Target(nn.Module):
             nn.init.eye_(self.projection)
 
 
-class InPlaceLayer(GradientCheckpointingLayer):
+class InPlaceLayer(WindowLayer):
     """dW_i = eta sum_(t in C_i) (P Conv(x)_t) Z_t',  y_t = (W_down + sum_(j < i) dW_j) Z_t
 
     x: the token embeddings, or the layer's own normed hidden states. The convolution looks ahead within its chunk,
@@ -48,12 +46,7 @@ class InPlaceLayer(GradientCheckpointingLayer):
     """
 
     def __init__(self, config: TTCDConfig, layer: int) -> None:
-        super().__init__()
-        self.config = config
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        super().__init__(config, layer)
         self.fast = Target(config)
 
     def forward(self, hidden: Tensor, context: Context, state: LayerState | None = None) -> Tensor:

@@ -7,14 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, sigmoid, silu, softplus
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ttmem.fast_weights.attention import Attention, Context
+from ttmem.fast_weights.attention import Context
 from ttmem.fast_weights.config import TTCDConfig
 from ttmem.fast_weights.layout import Layout
-from ttmem.fast_weights.mlp import MLP
 from ttmem.fast_weights.state import LayerState
+from ttmem.fast_weights.window import WindowLayer
 from ttmem.fast_weights.windows import window_attention
 from ttmem.training.optimizers import orthogonalize
 
@@ -87,19 +86,14 @@ class FastNetwork(nn.Module):
         return w1, w2, w3
 
 
-class LaCTLayer(GradientCheckpointingLayer):
+class LaCTLayer(WindowLayer):
     """Each chunk reads f_W, then its tokens train W: "apply then update". Both share q, k and v with the attention.
 
     Chunks follow one another, since each step starts from the last one's W. A document per row.
     """
 
     def __init__(self, config: TTCDConfig, layer: int) -> None:
-        super().__init__()
-        self.config = config
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        super().__init__(config, layer)
         self.fast = FastNetwork(config)
 
     def forward(self, hidden: Tensor, context: Context, state: LayerState | None = None) -> Tensor:

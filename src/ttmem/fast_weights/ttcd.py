@@ -11,16 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad, sigmoid
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ttmem.fast_weights.attention import Attention, Context
+from ttmem.fast_weights.attention import Context
 from ttmem.fast_weights.config import TTCDConfig
-from ttmem.fast_weights.convolution import chunk_convolution
+from ttmem.fast_weights.convolution import chunk_convolution, uniform_convolution
 from ttmem.fast_weights.layout import Layout
-from ttmem.fast_weights.mlp import MLP
 from ttmem.fast_weights.scan import Plan, make_plan, scan_memory, scan_state
 from ttmem.fast_weights.state import LayerState
+from ttmem.fast_weights.window import WindowLayer
 
 EPS = 1e-6
 
@@ -54,7 +52,7 @@ class FastWeights(nn.Module):
             nn.init.zeros_(self.rate)
 
 
-class TTCDLayer(GradientCheckpointingLayer):
+class TTCDLayer(WindowLayer):
     """A decoder layer that runs its attention with two windows and writes their difference into its down-projection.
 
     W_i = W_down + eta sum_(j < i) sum_(t in C_j) beta_t R_t K_t',  R = P W_down (Zbar_T - Zbar_S),  K = l2norm(Zbar_S)
@@ -64,12 +62,7 @@ class TTCDLayer(GradientCheckpointingLayer):
     """
 
     def __init__(self, config: TTCDConfig, layer: int) -> None:
-        super().__init__()
-        self.config = config
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        super().__init__(config, layer)
         self.fast = FastWeights(config)
 
     def forward(self, hidden: Tensor, context: Context, state: LayerState | None = None) -> Tensor:
@@ -96,6 +89,8 @@ class TTCDLayer(GradientCheckpointingLayer):
         """Zbar: Z behind the tail that the state kept of it, convolved within each chunk."""
         if kernel is None:
             return Z
+        if state is None and layout.first is None:
+            return uniform_convolution(Z, kernel.to(Z.dtype), self.config.chunk_size)
         stream = Z if state is None else state.behind(name, Z)
         if state is not None:
             state.set(**{name: layout.keep_last(stream, kernel.shape[0] - 1)})

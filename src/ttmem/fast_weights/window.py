@@ -1,5 +1,5 @@
-"""A plain decoder layer: attention within a window, then a SwiGLU network. The baseline, and what lies between the
-layers with a rule."""
+"""A plain decoder layer: attention within a window, then a SwiGLU network. The baseline, what lies between the layers
+with a rule, and what these are built on."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class WindowLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: TTCDConfig, layer: int) -> None:
         super().__init__()
+        self.config = config
         self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -1,7 +1,8 @@
-"""Causal attention with a window, once or twice, in plain torch: the reference that fused forms must equal.
+"""Causal attention with a window, once or twice, by torch's own attention: to the bit what a pretrained model does.
 
 Queries are the last T of the S keys. A window of w keys counts the token itself: the query at key index j sees the keys
-above j - w up to j, of those of its own segment. Signatures are those of the fused form, which takes no None.
+above j - w up to j, of those of its own segment. Signatures are those of `attention/dual_window.py`, which takes no
+None.
 """
 
 from __future__ import annotations

@@ -12,12 +12,9 @@ from torch import Tensor
 from ttmem.errors import BudgetError, MemoryMismatchError
 from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.memory.memory import Memory, MemoryInfo
-from ttmem.models import Model
+from ttmem.models import ANSWER_ROOM, Model
 from ttmem.models.rotary import rotary_rates, rotate
 from ttmem.versions import versions
-
-ANSWER_ROOM = 256
-"""Positions left for questions and answers behind the documents."""
 
 
 @torch.no_grad()
@@ -107,11 +104,10 @@ def _join_entries(parts: Sequence[LayerMemory], shifts: Sequence[int], rates: Te
 
 def _join_windows(parts: Sequence[WindowMemory], shifts: Sequence[int], rates: Tensor | None) -> WindowMemory:
     """The last entries of all parts that the window holds."""
-    window = parts[0].window
-    keys = torch.cat([rotate(part.keys, shift, rates) for part, shift in zip(parts, shifts, strict=True)], dim=1)
-    values = torch.cat([part.values for part in parts], dim=1)
-    first = max(0, keys.shape[1] - (window - 1))
-    return WindowMemory(keys[:, first:].clone(), values[:, first:].clone(), window)
+    joined = parts[0]
+    for part, shift in zip(parts[1:], shifts[1:], strict=True):
+        joined = joined.behind(rotate(part.keys, shift, rates), part.values)
+    return joined
 
 
 def _info(memories: Sequence[Memory], total: int) -> MemoryInfo:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from ttmem.errors import TaskError
+from ttmem.errors import MemoryFileError, TaskError
+from ttmem.memory.file import atomic_write
 
 HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<split>[\w\[\]%:]+))?")
 SUFFIXES = (".txt", ".md")
@@ -103,14 +102,14 @@ def write_tokens(
         raise TaskError("the texts are empty: there is no token to write.")
     if int(tokens.max()) < 2**16:
         tokens = tokens.astype(np.uint16)
-    fresh = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(fresh: Path) -> None:
         with fresh.open("wb") as file:
             np.save(file, tokens)
-        os.replace(fresh, path)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
-        raise TaskError(f"cannot write {path}: {error.strerror or error}") from error
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, save)
+    except (OSError, MemoryFileError) as error:
+        raise TaskError(f"cannot write {path}: {error}") from error
     return len(tokens)
