@@ -1,7 +1,7 @@
 """The compressors in block-sparse attention: retrieval at the training length, at twice and at four times that.
 
     python benchmarks/block_sparse_retrieval.py [--systems mean concat attention ttr ttr-conv full sliding]
-        [--seeds 0 1 2] [--steps 2000] [--work FOLDER]
+        [--seeds 0 1 2] [--steps 3000] [--work FOLDER]
 
 Every system is the same small language model (the recipe's, trained from scratch on needles for the same steps); only
 the compressor of chunks differs. Full attention and the sliding window are the references. All systems of a seed see
@@ -16,17 +16,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import record
+from common import field_of, keep, record
 from rich.console import Console
-from train_block_sparse import build, changed, evaluate, option
+from train_block_sparse import build, changed, evaluate
 
+from ttmem.block_sparse import BlockSparseConfig
 from ttmem.block_sparse.objectives import RetrievalObjective
 from ttmem.block_sparse.recipes import RECIPES, Recipe
 from ttmem.training.checkpoints import load_state, save_state
@@ -93,9 +93,7 @@ def run_one(
         "seconds": state.seconds,
         "accuracy": evaluate(network, recipe, arguments.sequences, 10_000 + seed),
     }
-    fresh = done.with_suffix(".partial")
-    fresh.write_text(json.dumps(found))
-    os.replace(fresh, done)
+    keep(found, done)
     state_path.unlink(missing_ok=True)
     console.print(f"{system}, seed {seed}: {found['accuracy']}")
     return found
@@ -132,7 +130,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default="cpu")
     parser.add_argument("--input", choices=["keys", "hidden", "residual"], default="keys", help="what is compressed")
     parser.add_argument("--bias", choices=["none", "entropy"], help="of all compressors (concat has none)")
-    parser.add_argument("--set", type=option, nargs="+", default=[], metavar="FIELD=VALUE", help="of all models")
+    parser.add_argument(
+        "--set", type=field_of(BlockSparseConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
+    )
     parser.add_argument("--length", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--steps", type=int)

@@ -1,10 +1,13 @@
-"""What the benchmark scripts share: how a result is recorded."""
+"""What the benchmark scripts share: how a result is recorded, how a finished run is kept, and a model's options."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import platform
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,29 @@ def record(name: str, figures: Any, seed: int | None = None) -> None:
     text = json.dumps(result, indent=1)
     (RESULTS / f"{name}.json").write_text(text + "\n")
     print(text)
+
+
+def keep(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Write what a finished run has found, whole or not at all, for the next call to read. Returns it."""
+    fresh = path.with_suffix(".partial")
+    fresh.write_text(json.dumps(found))
+    os.replace(fresh, path)
+    return found
+
+
+def field_of(config: Any) -> Callable[[str], tuple[str, Any]]:
+    """An argument's type: NAME=VALUE with a field of a configuration class, the value as JSON where it is any."""
+
+    def option(text: str) -> tuple[str, Any]:
+        name, equals, value = text.partition("=")
+        if not equals or name not in config.__dataclass_fields__:
+            raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE with a field of {config.__name__}")
+        try:
+            return name, json.loads(value)
+        except ValueError:
+            return name, value
+
+    return option
 
 
 def filler_text(tokens: int, encode: Any) -> str:

@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import record
+from common import field_of, keep, record
 from torch import Tensor, nn
 
 from ttmem.evaluation.mad import run_setting
@@ -93,9 +92,7 @@ def run_one(
         return Encoder(config_of(system, setting, vocabulary, arguments.width, changes))
 
     found = {**identity, **run_setting(setting, make, arguments.width, sweep, rate, decay, arguments.device)}
-    fresh = path.with_suffix(".partial")
-    fresh.write_text(json.dumps(found))
-    os.replace(fresh, path)
+    keep(found, path)
     return found
 
 
@@ -122,17 +119,6 @@ def scores(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def option(text: str) -> tuple[str, Any]:
-    """name=value of a `TTCDConfig` field, the value as JSON."""
-    name, equals, value = text.partition("=")
-    if not equals or name not in TTCDConfig.__dataclass_fields__:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE with a field of TTCDConfig")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
@@ -144,7 +130,9 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+")
     parser.add_argument("--decays", type=float, nargs="+")
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--set", type=option, nargs="+", default=[], metavar="FIELD=VALUE", help="of all models")
+    parser.add_argument(
+        "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("mad.work"), help="finished runs")
     parser.add_argument("--name", default="mad", help="of the file of results")

@@ -27,6 +27,8 @@ def main() -> None:
     arguments = parser.parse_args()
     model = ttmem.load_model(arguments.model)
     separator = model.tokenizer.eos_token_id
+    if separator is None:
+        parser.error(f"{model.name}'s tokenizer has no end-of-sequence token to stand between documents")
     texts = chain.from_iterable(read_texts(source, arguments.field) for source in arguments.sources)
     count = write_tokens(texts, model.encode, separator, arguments.out, arguments.limit)
     print(json.dumps({"tokens": count, "separator": separator, "vocabulary": len(model.tokenizer)}))

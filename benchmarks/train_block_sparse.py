@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import field_of
 from rich.console import Console
 
 from ttmem.block_sparse import BlockSparseConfig, BlockSparseForCausalLM
@@ -62,17 +63,6 @@ def evaluate(
     }
 
 
-def option(text: str) -> tuple[str, Any]:
-    """name=value, the value as JSON where it is any, else as text."""
-    name, equals, value = text.partition("=")
-    if not equals or name not in BlockSparseConfig.__dataclass_fields__:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE with a field of BlockSparseConfig")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def changed(settings: TrainSettings, arguments: argparse.Namespace) -> TrainSettings:
     names = ("steps", "minutes", "optimizer", "lr", "weight_decay", "schedule", "warmup", "checkpoint_every")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
@@ -84,7 +74,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default="cpu")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--tokens", type=Path, help="token file to train on, instead of needles")
-    parser.add_argument("--set", type=option, nargs="+", default=[], metavar="FIELD=VALUE", help="of the model")
+    parser.add_argument(
+        "--set", type=field_of(BlockSparseConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of the model"
+    )
     parser.add_argument("--length", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--micro", type=int, default=1, help="sequences at once, with --tokens")

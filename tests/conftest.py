@@ -6,6 +6,8 @@ Tests get what they need from fixtures. Fixtures named `make_*` are factories; w
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: nothing here may reach for the hub
 
@@ -179,3 +181,17 @@ def make_full(make_prepared: Callable[..., Prepared]) -> Callable[..., Memory]:
         return Prepared(model, Document("ids", "0" * 64, torch.tensor(text))).full
 
     return full
+
+
+@pytest.fixture(scope="session")
+def run_interpreted() -> Callable[[str], None]:
+    """(test file) -> its fast tests pass in a process of their own, in Triton's interpreter, which needs no GPU."""
+
+    def run(file: str) -> None:
+        command = [sys.executable, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", file]
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:]
+        assert " passed" in done.stdout
+
+    return run

@@ -46,7 +46,7 @@ def make_conversation(network: Any, make_tokenizer: Any, make_full: Any) -> Any:
 def plain_reply(conversation: Conversation) -> str:
     """The reply to the messages so far from scratch: the plain model on document and prompt."""
     model, memory = conversation.model, conversation.memory
-    prompt = conversation._render()
+    prompt = conversation._prompt()
     assert memory.tokens is not None
     ids = torch.tensor([memory.tokens.tolist() + prompt])
     options = {"do_sample": False, "max_new_tokens": 5, **OPTIONS}
@@ -71,7 +71,7 @@ def test_a_first_prompt_is_the_turn_without_what_the_template_puts_before_it(mak
     for name in ("plain", "a default system message"):
         conversation = make_conversation(TEMPLATES[name])
         conversation.messages = [{"role": "user", "content": "Who?"}]
-        text = conversation.model.tokenizer.decode(conversation._render())
+        text = conversation.model.tokenizer.decode(conversation._prompt())
         assert text == "\n\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -81,7 +81,7 @@ def test_a_system_message_is_rendered_first(make_conversation: Any) -> None:
     conversation.reset()
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     conversation.messages.append({"role": "user", "content": "Who?"})
-    text = conversation.model.tokenizer.decode(conversation._render())
+    text = conversation.model.tokenizer.decode(conversation._prompt())
     assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?" in text
     assert "Help." not in text
 

@@ -10,7 +10,7 @@ from ttmem.cli.main import EPILOG
 def test_exit_codes_are_distinct_and_documented() -> None:
     classes = TtmemError.__subclasses__()
     codes = [cls.exit_code for cls in classes]
-    assert len(set(codes)) == len(classes) == 10
+    assert len(set(codes)) == len(classes) == 11
     assert set(codes) & {0, 1, 2, 130} == set()
     assert TtmemError.exit_code == 1
     for code in codes:

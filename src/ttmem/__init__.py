@@ -23,6 +23,7 @@ from ttmem.errors import (
     ServeError,
     TaskError,
     TtmemError,
+    VisionError,
 )
 from ttmem.progress import ConsoleProgress, Progress
 from ttmem.versions import version_of
@@ -30,6 +31,7 @@ from ttmem.versions import version_of
 if TYPE_CHECKING:
     from ttmem.compaction.api import compact
     from ttmem.compaction.document import Document
+    from ttmem.compaction.extend import extend
     from ttmem.compaction.kvzip_plus import KVzipPlus
     from ttmem.compaction.latent import LatentCompaction
     from ttmem.compaction.prepared import Prepared
@@ -37,16 +39,21 @@ if TYPE_CHECKING:
     from ttmem.conversation import Conversation
     from ttmem.evaluation.fidelity import Fidelity, measure_fidelity
     from ttmem.generation import ask, stream
+    from ttmem.long_conversation import Folding, LongConversation
     from ttmem.memory import Memory
+    from ttmem.memory.merging import merge
     from ttmem.models import Model, load_model
 
 _LATE = {
     "compact": "compaction.api",
+    "extend": "compaction.extend",
     "PRESETS": "compaction.settings",
     "LatentSettings": "compaction.settings",
     "Budget": "compaction.settings",
     "Conversation": "conversation",
     "Document": "compaction.document",
+    "Folding": "long_conversation",
+    "LongConversation": "long_conversation",
     "KVzipPlus": "compaction.kvzip_plus",
     "LatentCompaction": "compaction.latent",
     "Prepared": "compaction.prepared",
@@ -55,6 +62,7 @@ _LATE = {
     "ask": "generation",
     "stream": "generation",
     "Memory": "memory",
+    "merge": "memory.merging",
     "Model": "models",
     "load_model": "models",
 }
@@ -81,9 +89,11 @@ __all__ = [
     "Document",
     "DocumentError",
     "Fidelity",
+    "Folding",
     "KVzipPlus",
     "LatentCompaction",
     "LatentSettings",
+    "LongConversation",
     "Memory",
     "MemoryFileError",
     "MemoryMismatchError",
@@ -96,10 +106,13 @@ __all__ = [
     "ServeError",
     "TaskError",
     "TtmemError",
+    "VisionError",
     "__version__",
     "ask",
     "compact",
+    "extend",
     "load_model",
     "measure_fidelity",
+    "merge",
     "stream",
 ]

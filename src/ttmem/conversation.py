@@ -9,7 +9,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from ttmem.errors import ModelError, QuestionError
-from ttmem.generation import stream_tokens
+from ttmem.generation import check_text, stream_tokens
 from ttmem.memory import Memory
 from ttmem.models import Model
 
@@ -53,10 +53,11 @@ class Conversation:
 
     def stream(self, message: str) -> Iterator[str]:
         """The reply to a message, piece by piece. A turn that is not read to its end, or fails, is forgotten."""
+        check_text(message)
         self.messages.append({"role": "user", "content": message})
         finished = False
         try:
-            prompt = self._render()
+            prompt = self._prompt()
             self._cut_back(prompt)
             new = prompt[len(self.cached) :]
             generated = yield from stream_tokens(
@@ -70,9 +71,13 @@ class Conversation:
                 self.messages.pop()
                 self._keep(len(self.cached))
 
-    def _render(self) -> list[int]:
-        """The conversation as tokens, up to where the next reply begins."""
-        return render_chat(self.model, self.messages, behind_document=True)
+    def _prompt(self) -> list[int]:
+        """The tokens behind the memory, up to where the next reply begins."""
+        return self._render(self.messages)
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Messages as tokens behind a document."""
+        return render_chat(self.model, messages, True, add_generation_prompt)
 
     def _cut_back(self, prompt: list[int]) -> None:
         """Drop cached tokens from the first that differs from `prompt` on; at least one token must be left to run."""
@@ -95,7 +100,9 @@ class Conversation:
         self.cached = self.cached[:count]
 
 
-def render_chat(model: Model, messages: list[dict[str, str]], behind_document: bool) -> list[int]:
+def render_chat(
+    model: Model, messages: list[dict[str, str]], behind_document: bool, add_generation_prompt: bool = True
+) -> list[int]:
     """Messages in the model's chat template as tokens, up to where the next reply begins.
 
     Behind a document, and without a system message of their own, they begin as later turns do (`FIRST_EXCHANGE`).
@@ -103,16 +110,16 @@ def render_chat(model: Model, messages: list[dict[str, str]], behind_document: b
     """
     if not model.tokenizer.chat_template:
         raise ModelError(f"{model.name} has no chat template: ask single questions instead")
-    text = _template(model, messages)
+    text = _template(model, messages, add_generation_prompt)
     if behind_document and messages[0]["role"] != "system":
         opening = _template(model, FIRST_EXCHANGE, add_generation_prompt=False)
-        behind = _template(model, FIRST_EXCHANGE + messages)
+        behind = _template(model, FIRST_EXCHANGE + messages, add_generation_prompt)
         if behind.startswith(opening):
             text = "\n\n" + behind[len(opening) :]
     return list(model.tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _template(model: Model, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+def _template(model: Model, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
     try:
         return str(
             model.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=False)

@@ -61,12 +61,18 @@ class ResumeError(TtmemError):
 
 
 class BlockError(TtmemError):
-    """Blocks of tokens that a compressor cannot take: shapes that do not fit, or tokens that are not finite."""
+    """Tokens that a compressor or an attention cannot take: shapes or windows that do not fit, no finite number."""
 
     exit_code = 11
+
+
+class VisionError(TtmemError):
+    """A vision-language model, its processor and its images that do not fit each other."""
+
+    exit_code = 12
 
 
 class ServeError(TtmemError):
     """A server that cannot start: its address, its keys, its data folder, or a package that is missing."""
 
-    exit_code = 12
+    exit_code = 13

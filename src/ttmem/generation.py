@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import StoppingCriteriaList, TextIteratorStreamer
 
 from ttmem.errors import QuestionError
-from ttmem.memory import Memory
 from ttmem.models import Model
 
 QUESTION_FORMAT = "\n\nQuestion: {question}\nAnswer:"
 """How a question follows the document's raw text, and where the answer begins."""
 
 
+class Answering(Protocol):
+    """What can be asked: a compacted memory, or what a model with fast weights has read."""
+
+    def check_model(self, model: Model) -> None:
+        """Raise MemoryMismatchError unless it belongs to `model`."""
+        ...
+
+    def cache(self) -> Any:
+        """A fresh transformers cache for one generation or conversation."""
+        ...
+
+    def inputs(
+        self, question_ids: Tensor | Mapping[str, Tensor], attention_mask: Tensor | None = None, cache: Any = None
+    ) -> dict[str, Tensor]:
+        """Keyword arguments for `generate`: the question's ids and a mask that also covers what is remembered."""
+        ...
+
+
 def ask(
     model: Model,
-    memory: Memory,
+    memory: Answering,
     questions: str | Sequence[str],
     *,
     max_new_tokens: int = 64,
@@ -45,7 +63,7 @@ def ask(
 
 def stream(
     model: Model,
-    memory: Memory,
+    memory: Answering,
     question: str,
     *,
     max_new_tokens: int = 64,
@@ -62,16 +80,20 @@ def encode_question(model: Model, question: str, question_format: str = QUESTION
     """Token ids of a question as it follows the document. Raises QuestionError when it is blank or not text."""
     if not question.strip():
         raise QuestionError("the question is empty")
-    text = question_format.format(question=question)
+    check_text(question)
+    return model.encode(question_format.format(question=question))
+
+
+def check_text(question: str) -> None:
+    """Raise QuestionError for a string that no encoding can write."""
     try:
-        text.encode()
+        question.encode()
     except UnicodeEncodeError as error:
         raise QuestionError(f"the question is not text: {question!r} holds bytes that are not UTF-8") from error
-    return model.encode(text)
 
 
 def stream_tokens(
-    model: Model, memory: Memory, prompt: list[int], max_new_tokens: int, cache: Any = None, **generate: Any
+    model: Model, memory: Answering, prompt: list[int], max_new_tokens: int, cache: Any = None, **generate: Any
 ) -> Generator[str, None, list[int]]:
     """Decoded pieces of one generation behind `cache` (a fresh one by default); returns the generated ids.
 
@@ -136,7 +158,7 @@ def first_line(text: str) -> str:
 
 
 def greedy_answers(
-    model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int, no_repeat: int = 0
+    model: Model, memory: Answering, prompts: list[list[int]], max_new_tokens: int, no_repeat: int = 0
 ) -> list[list[int]]:
     """Greedy token ids of several prompts in one batch; an answer includes its end token.
 
@@ -148,7 +170,7 @@ def greedy_answers(
 
 @torch.no_grad()
 def _generate(
-    model: Model, memory: Memory, prompts: list[list[int]], max_new_tokens: int, cache: Any = None, **generate: Any
+    model: Model, memory: Answering, prompts: list[list[int]], max_new_tokens: int, cache: Any = None, **generate: Any
 ) -> list[list[int]]:
     ids, mask = model.left_pad(prompts)
     width = ids.shape[1]

@@ -146,3 +146,21 @@ def test_demo(
     for words in ("full context", "KVzip+, same budget", "before training", "tokens/s", "Who?", "When?"):
         assert words in outcome.out
     assert Memory.load(target).info.method == "latent"
+
+
+@pytest.mark.parametrize("document", [True, False])
+def test_chat_compacts_older_turns(
+    run: Any, memory: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path, document: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who keeps it?\nAnd when?\nWhere?\nWhy?\n/reset\nWho?\n"))
+    where = [memory] if document else []
+    folding = ["--auto", "--threshold", "60", "--keep", "30"]
+    outcome = run("chat", *where, "-m", model_folder, *folding, "--max-tokens", "4")
+    assert outcome.code == 0
+    assert "were compacted 8x" in outcome.err
+    assert "compacted" not in outcome.out
+
+
+def test_chat_needs_a_memory_or_auto(run: Any, model_folder: Path) -> None:
+    assert run("chat", "-m", model_folder).code == 2
+    assert run("chat", "-m", model_folder, "--auto", "--threshold", "10", "--keep", "10").code == 5

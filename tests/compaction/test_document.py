@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ttmem import DocumentError, Model
-from ttmem.compaction.document import ANSWER_ROOM, Document, read_text
+from ttmem.compaction.document import Document, read_text
+from ttmem.models import ANSWER_ROOM
 
 
 def test_a_document_is_its_text_and_tokens(model: Model, document_text: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ttmem.errors import TaskError
 from ttmem.evaluation.mad import AutoEncoder, MadObjective, readout, run_setting, sinusoids
 from ttmem.tasks.mad import REDUCED, baseline, make_data
 
@@ -76,3 +77,10 @@ def test_compression_decodes_from_the_last_state_alone() -> None:
     assert logits.shape == (2, 32, 16)
     with torch.no_grad():
         torch.testing.assert_close(model.decoder(states[0][:, -1:] + sinusoids(32, WIDTH)), logits)
+
+
+def test_odd_widths_and_bad_sweeps() -> None:
+    assert sinusoids(7, 5).shape == (7, 5)
+    for sweep, rate in ((replace(REDUCED, batch=0), 1e-3), (REDUCED, 0.0), (REDUCED, 1e-7)):
+        with pytest.raises(TaskError):
+            run_setting(baseline("recall"), Recurrent, WIDTH, sweep, rate, 0.0)

@@ -32,12 +32,8 @@ runs_kernels = pytest.mark.skipif(
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+def test_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
+    run_interpreted(__file__)
 
 
 def on_device(*tensors: Tensor) -> list[Tensor]:

@@ -174,6 +174,8 @@ def test_sets_depend_on_seed_and_split_and_nothing_else(task: str) -> None:
         (replace(baseline("fuzzy"), vocabulary=6), "takes 6"),
         (replace(baseline("copying"), copies=128), "257"),
         (replace(baseline("copying"), copies=0), "at least one"),
+        (replace(baseline("recall"), train_examples=0), "train_examples is 0"),
+        (replace(baseline("fuzzy"), key_tokens=0), "key_tokens is 0"),
     ],
 )
 def test_impossible_settings_say_so(setting: MadSetting, said: str) -> None:

@@ -97,6 +97,13 @@ def test_what_is_no_token_file(make_lm: Make, tokens: np.ndarray, tmp_path: Path
     np.save(tmp_path / "floats.npy", np.zeros(5))
     with pytest.raises(TaskError, match="not token ids"):
         read_tokens(tmp_path / "floats.npy", 50)
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.savez(tmp_path / "many.npz", a=np.zeros(3, dtype=int))
+    np.save(tmp_path / "one.npy", np.array(3))
+    np.save(tmp_path / "negative.npy", np.array([3, -1]))
+    for name in ("empty.npy", "many.npz", "one.npy", "negative.npy"):
+        with pytest.raises(TaskError, match=name):
+            read_tokens(tmp_path / name, 50)
     with pytest.raises(TaskError, match="one row of more than 601"):
         TokenObjective(NextToken(make_lm()), tokens, 600, 4, seed=0)
     with pytest.raises(TaskError, match="parts of 3"):

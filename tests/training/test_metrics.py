@@ -44,7 +44,10 @@ def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         first(Metrics(step, 1.0, 0.1, 2.0, 3.0))
     with path.open("a") as file:
+        file.write('3\n{"loss": 1}\n')
         file.write('{"step": 40, "lo')
+    with path.open("ab") as raw:
+        raw.write(b"\xff\n")
     again = MetricsFile(path, step=20)  # the state of step 20: what comes next is step 21
     again(Metrics(21, 0.5, 0.1, 2.0, 3.0))
     lines = [json.loads(line) for line in path.read_text().splitlines()]

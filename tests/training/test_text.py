@@ -71,3 +71,25 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no token"):
         write_tokens([], encode, 0, tmp_path / "t.npy")
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_named_like_files_and_byte_order_marks(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").mkdir()
+    (tmp_path / "x.txt" / "a.txt").write_bytes("\ufeffone".encode())
+    (tmp_path / "empty.md").mkdir()
+    (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "two"}'.encode())
+    assert list(read_texts(str(tmp_path))) == ["two", "one"]
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.npy").mkdir()
+    for target in (tmp_path / "file" / "t.npy", tmp_path / "folder.npy"):
+        with pytest.raises(TaskError, match="cannot write"):
+            write_tokens(["a"], encode, 0, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.npy"]
+    with pytest.raises(TaskError, match="limit of 0"):
+        write_tokens(["a"], encode, 0, tmp_path / "t.npy", limit=0)
+    (tmp_path / "a.jsonl").write_text('{"text": "\\ud800"}')
+    with pytest.raises(TaskError, match="surrogate"):
+        list(read_texts(str(tmp_path / "a.jsonl")))

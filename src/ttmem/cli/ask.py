@@ -13,16 +13,17 @@ from ttmem.cli.common import (
     DTYPE_OPTION,
     JSON_OPTION,
     MAX_TOKENS_OPTION,
-    MEMORY_ARGUMENT,
     MODEL_OPTION,
-    load_pair,
+    load_answering,
     output_console,
     print_json,
 )
 
 
 def ask(
-    memory: Path = MEMORY_ARGUMENT,
+    memory: Path = typer.Argument(
+        ..., help="A memory made by `ttmem compact`, or a state made by `ttmem read`.", show_default=False
+    ),
     questions: list[str] = typer.Argument(..., help="One or more questions.", show_default=False),
     model: str | None = MODEL_OPTION,
     max_tokens: int = MAX_TOKENS_OPTION,
@@ -37,7 +38,7 @@ def ask(
     from ttmem.generation import ask as answer
     from ttmem.generation import stream
 
-    network, loaded = load_pair(memory, model, dtype, device)
+    network, loaded = load_answering(memory, model, dtype, device)
     if len(questions) == 1 and not as_json:
         for piece in stream(network, loaded, questions[0], max_new_tokens=max_tokens):
             sys.stdout.write(piece)

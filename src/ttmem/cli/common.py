@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from ttmem.fast_weights import Reading
     from ttmem.memory import Memory
     from ttmem.models import Model
 
@@ -47,6 +50,23 @@ def load_pair(
     return model, memory.to(model.device, model.dtype)
 
 
+def load_answering(
+    path: Path, model_name: str | None, dtype: str = "auto", device: str | None = None
+) -> tuple[Model, Memory | Reading]:
+    """What answers questions: a memory with its model, or a state with the model that read it."""
+    from ttmem.memory.file import is_state_file
+
+    if not is_state_file(path):
+        return load_pair(path, model_name, dtype, device)
+    from ttmem.fast_weights import Reading, load_reader
+
+    reading = Reading.load(path)
+    with errors.status("loading the model"):
+        reader = load_reader(model_name or reading.info.model["name"], dtype=dtype, device=device)
+    reading.check_model(reader)
+    return reader, reading.to(reader.device, reader.dtype)
+
+
 def recorded_model(memory: Memory) -> str | None:
     """The model the memory names, where it can be loaded by that name; None for the bundled one."""
     name = str(memory.info.model["name"])
@@ -76,6 +96,26 @@ def check_target(path: Path) -> None:
             raise MemoryFileError(f"cannot write {path}: the folder {path.parent} is not writable")
     except OSError as error:
         raise MemoryFileError(f"cannot write {str(path)[:80]!r}: {error.strerror}") from error
+
+
+def check_not_a_source(target: Path, *sources: Path) -> None:
+    """Raise MemoryFileError when writing `target` would overwrite what it is made of."""
+    from ttmem.errors import MemoryFileError
+
+    for source in sources:
+        if target.exists() and source.exists() and target.samefile(source):
+            raise MemoryFileError(f"{target} would overwrite {source}, which it is made of: name another file with -o")
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say, where the user interrupts, that --resume goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print("[bold red]interrupted[/]; the same command with --resume goes on from the last finished step")
+        raise
+
 
 
 def megabytes(count: int) -> str:

@@ -12,12 +12,13 @@ from ttmem.cli.common import (
     DTYPE_OPTION,
     JSON_OPTION,
     MODEL_OPTION,
+    check_not_a_source,
     check_target,
-    errors,
     load_model,
     megabytes,
     output_console,
     print_json,
+    resumable,
 )
 
 
@@ -54,18 +55,16 @@ def compact(
     from ttmem.compaction.api import compact as run
     from ttmem.compaction.document import read_text
     from ttmem.compaction.workspace import Workspace
-    from ttmem.errors import MemoryFileError
     from ttmem.progress import ConsoleProgress
 
     text = read_text(file)
     target = output or file.with_suffix(".ttmem")
     check_target(target)
-    if target.exists() and target.samefile(file):
-        raise MemoryFileError(f"the memory would overwrite the document {file}: name another file with --output")
+    check_not_a_source(target, file)
     partial = target.with_name(target.name + ".partial")
     network = load_model(model, dtype, device)
     progress = ConsoleProgress()
-    try:
+    with resumable():
         memory = run(
             network,
             text,
@@ -80,9 +79,6 @@ def compact(
             workdir=partial,
             resume=resume,
         )
-    except KeyboardInterrupt:
-        errors.print("[bold red]interrupted[/]; the same command with --resume goes on from the last finished step")
-        raise
     memory.save(target, keep_document=keep_document)
     Workspace(partial).discard()
     measured = memory.info.fidelity

@@ -39,7 +39,11 @@ def evaluate(
 
     network, loaded = load_pair(memory, model, dtype, device)
     record = loaded.info.document
-    if document is not None:
+    if loaded.tokens is None and "parts" in record:
+        raise DocumentError(
+            f"{memory} is of several texts and was saved without them; only one that kept its ids can be evaluated"
+        )
+    if document is not None and "parts" not in record:
         source = Document.of(network, read_text(document), document.name)
         if source.sha256 != record["sha256"]:
             raise DocumentError(f"{document}: not the document this memory was made of ({record['name']})")

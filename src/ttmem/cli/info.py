@@ -26,8 +26,12 @@ def info(memory: Path = MEMORY_ARGUMENT, as_json: bool = JSON_OPTION) -> None:
     Example: ttmem info handbook.ttmem
     """
     from ttmem.memory import Memory
+    from ttmem.memory.file import is_state_file
     from ttmem.memory.layer import LayerMemory
 
+    if is_state_file(memory):
+        show_state(memory, as_json)
+        return
     loaded = Memory.load(memory)
     if as_json:
         lengths = [list(layer.lengths) if isinstance(layer, LayerMemory) else None for layer in loaded.layers]
@@ -47,13 +51,35 @@ def info(memory: Path = MEMORY_ARGUMENT, as_json: bool = JSON_OPTION) -> None:
     console.print(picture(loaded))
 
 
+def show_state(path: Path, as_json: bool) -> None:
+    """The facts of a state that `ttmem read` has made."""
+    from ttmem.fast_weights import Reading
+
+    reading = Reading.load(path)
+    if as_json:
+        print_json({**reading.describe(), "bytes": {"file": path.stat().st_size, "memory": reading.num_bytes()}})
+        return
+    info = reading.info
+    read = f"{info.document['name']}, {info.document['tokens']:,} tokens" if info.document else "not recorded"
+    settings = info.settings
+    rows = {
+        "document": read,
+        "model": f"{info.model['name']} ({info.model['architecture']}, weights {info.model['fingerprint'][:12]})",
+        "fast weights": f"{settings['rule']} in layers {', '.join(map(str, settings['fast_layers']))}, chunks of "
+        f"{settings['chunk_size']:,} tokens",
+        "bytes": f"{megabytes(reading.num_bytes())} in memory, {megabytes(path.stat().st_size)} on disk",
+        "created": info.created,
+        "versions": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
+    }
+    Console().print(facts(rows))
+
+
 def summary(memory: Memory, path: Path) -> Table:
     """The facts, one per row."""
     info = memory.info
     full = info.document["tokens"] * sum(
         layer.num_heads * (layer.keys.shape[-1] + layer.values.shape[-1]) for layer in memory.compacted
     )
-    table = Table.grid(padding=(0, 2))
     kept = "kept in the file" if memory.tokens is not None else "not kept in the file"
     rows = {
         "document": f"{info.document['name']}, {info.document['tokens']:,} tokens ({kept})",
@@ -66,6 +92,11 @@ def summary(memory: Memory, path: Path) -> Table:
         "created": info.created or "unknown",
         "versions": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
     }
+    return facts(rows)
+
+
+def facts(rows: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/]", escape(value))
     return table

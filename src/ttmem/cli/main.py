@@ -16,7 +16,7 @@ from ttmem.errors import TtmemError
 EPILOG = (
     "Exit codes: 0 done, 1 other error, 2 wrong usage, 3 model, 4 document, 5 budget or setting, 6 memory file, "
     "7 memory of another model, 8 partial work of another run, 9 question, 10 task, 11 blocks of tokens, "
-    "12 server, 130 interrupted."
+    "12 vision, 13 server, 130 interrupted."
 )
 
 app = typer.Typer(
@@ -34,9 +34,12 @@ def _register() -> None:
     """Add every command. Their modules import torch late, so that --help is instant."""
     if app.registered_commands:
         return
-    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, info, serve
+    from ttmem.cli import ask, bench, chat, compact, demo, evaluate, extend, info, merge, read, serve
 
     app.command("compact")(compact.compact)
+    app.command("extend")(extend.extend)
+    app.command("merge")(merge.merge)
+    app.command("read")(read.read)
     app.command("ask")(ask.ask)
     app.command("chat")(chat.chat)
     app.command("info")(info.info)

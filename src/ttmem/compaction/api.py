@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ttmem.compaction.attention_matching import AttentionMatching, AttentionMatchingOMP
 from ttmem.compaction.document import Document
@@ -56,6 +57,26 @@ def make_method(name: str, settings: LatentSettings, seed: int) -> Method:
     return METHODS[name](settings, seed)
 
 
+def run_identity(
+    model: Model, document: Document, method: str, settings: LatentSettings, budget: Any, seed: int
+) -> dict[str, Any]:
+    """All that a compaction depends on, as JSON: a workspace belongs to one of them."""
+    return {
+        "document": document.sha256,
+        "model": model.identity(),
+        "dtype": str(model.dtype),
+        "method": method,
+        "settings": asdict(settings),
+        "budget": budget,
+        "seed": seed,
+        "versions": versions(),
+    }
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def compact(
     model: Model,
     text: str,
@@ -94,16 +115,8 @@ def compact(
     compaction = make_method(method, chosen, seed)
     if budget is not None and budget.tokens >= document.length:
         compaction = FullMemory()
-    identity = {
-        "document": document.sha256,
-        "model": model.identity(),
-        "dtype": str(model.dtype),
-        "method": method,
-        "settings": asdict(chosen),
-        "budget": budget.tokens if budget is not None else {"fidelity": fidelity},
-        "seed": seed,
-        "versions": versions(),
-    }
+    wanted = budget.tokens if budget is not None else {"fidelity": fidelity}
+    identity = run_identity(model, document, method, chosen, wanted, seed)
     workspace = Workspace.open(None if workdir is None else Path(workdir), identity, resume)
     prepared = Prepared(model, document, chosen, progress or Progress(), workspace)
     if budget is None:
@@ -111,7 +124,7 @@ def compact(
         memory = smallest_memory(compaction, prepared, fidelity)
     else:
         memory = compaction(prepared, budget)
-    memory.info.created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    memory.info.created = now()
     if measure and not memory.info.fidelity and memory is not prepared.full:
         memory.info.fidelity = asdict(measure_fidelity(model, prepared.full, memory, prepared.progress))
     return memory

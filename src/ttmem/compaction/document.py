@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from ttmem.errors import DocumentError
-from ttmem.models import Model
-
-ANSWER_ROOM = 256
-"""Positions left for a question and its answer behind the document."""
+from ttmem.models import ANSWER_ROOM, Model
 
 
 @dataclass

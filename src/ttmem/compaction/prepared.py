@@ -43,6 +43,8 @@ class Prepared:
     settings: LatentSettings = field(default_factory=LatentSettings)
     progress: Progress = field(default_factory=Progress)
     workspace: Workspace = field(default_factory=lambda: Workspace(None))
+    before: Memory | None = None
+    """What lies before the document: its tokens see it, and all that is computed for them."""
 
     _made: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     seconds: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -101,7 +103,7 @@ class Prepared:
     def _read(self) -> Memory:
         ids = self.document.ids.to(self.model.device).unsqueeze(0)
         with self.progress.stage("reading the document", self.document.length) as advance:
-            layers = full_memory_layers(self.model.network, ids, on_chunk=advance)
+            layers = full_memory_layers(self.model.network, ids, on_chunk=advance, before=self.before)
         return self.memory(layers, "full", Budget(self.document.length, 1.0))
 
     def _roll_out(self) -> Rollouts:
@@ -149,7 +151,8 @@ class Prepared:
             seed=seed,
             versions=versions(),
         )
-        return Memory(layers, self.document.length, info, self.document.ids)
+        length = self.document.length + (0 if self.before is None else self.before.document_length)
+        return Memory(layers, length, info, self.document.ids, before=self.before)
 
 
 def _pack_pools(pools: list[QueryPool]) -> dict[str, Tensor]:

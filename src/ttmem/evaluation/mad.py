@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ttmem.errors import TaskError
 from ttmem.progress import Progress
 from ttmem.tasks.mad.data import SPLITS, MadData, class_accuracy, make_data
 from ttmem.tasks.mad.instances import IGNORE
@@ -63,9 +64,10 @@ class AutoEncoder(nn.Module):
 
 def sinusoids(length: int, width: int) -> Tensor:
     """Sines and cosines of the places at rates from 1 to 1/10,000: [length, width]."""
-    rates = torch.exp(-math.log(10_000) * torch.arange(width // 2) / max(1, width // 2 - 1))
+    half = (width + 1) // 2
+    rates = torch.exp(-math.log(10_000) * torch.arange(half) / max(1, half - 1))
     angles = torch.arange(length)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
 
 
 def readout(setting: MadSetting, encoder: nn.Module, width: int) -> nn.Module:
@@ -129,6 +131,11 @@ def run_setting(
 
     make_encoder: an `Encoder` module for a vocabulary's size. Its weights are drawn from the sweep's seed.
     """
+    if sweep.batch < 1 or not 0 < sweep.lowest_rate <= rate:
+        raise TaskError(
+            f"batches of {sweep.batch} at a rate of {rate} that falls to {sweep.lowest_rate}: batches need a sequence, "
+            "and the lowest rate lies above 0 and not above the rate"
+        )
     torch.manual_seed(sweep.seed)
     model = readout(setting, make_encoder(setting.vocabulary), width).to(device).train()
     training, testing = (make_data(setting, split, sweep.seed).to(device) for split in SPLITS)

@@ -392,6 +392,8 @@ def check_layers(model: Model, memory: Memory) -> None:
         raise MemoryMismatchError(f"the memory has {len(memory.layers)} layers, {model.name} has {len(model.layers)}")
     if memory.merging != "normalizer":
         raise MemoryMismatchError(f"the memory merges by {memory.merging!r}; only 'normalizer' can be batched")
+    if memory.before is not None:
+        raise MemoryMismatchError("the memory lies behind another one: batch memory.joined()")
     for layer, known in zip(memory.layers, model.layers, strict=True):
         window = layer.window if isinstance(layer, WindowMemory) else None
         found = (window, layer.num_heads, layer.keys.shape[-1], layer.values.shape[-1])

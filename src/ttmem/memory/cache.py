@@ -130,6 +130,7 @@ class MemoryLayer(CacheLayerMixin):
         self.memory = memory
         self.document_length = document_length
         self.observer = observer
+        self.before: LayerMemory | None = None
         self.merging = "normalizer"
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -139,6 +140,12 @@ class MemoryLayer(CacheLayerMixin):
         if not self.memory.keys.requires_grad:
             self.memory = self.memory.to(query.device, query.dtype)
         return self.memory
+
+    def before_for(self, query: Tensor) -> LayerMemory | None:
+        """What lies before the memory (see `Memory.before`), on the query's device and in its dtype."""
+        if self.before is not None:
+            self.before = self.before.to(query.device, query.dtype)
+        return self.before
 
     @property
     def new_length(self) -> int:
@@ -169,6 +176,9 @@ class MemoryLayer(CacheLayerMixin):
         else:
             from_memory = memory_attention(query, memory, scale)
         from_new = fast_attention(query, keys, values, scale, mask=mask, is_causal=is_causal)
+        before = self.before_for(query)
+        if before is not None:
+            from_new = merge_branches(memory_attention(query, before, scale), from_new)
         if self.merging == "equal":
             return torch.lerp(from_memory.output, from_new.output, 0.5).to(query.dtype)
         if self.observer is None:
@@ -254,8 +264,11 @@ class MemoryCache(Cache):
             else WindowLayer(index, layer, length)
             for index, layer in enumerate(memory.layers)
         ]
-        for layer in layers:
+        for index, layer in enumerate(layers):
             layer.merging = memory.merging
+            if memory.before is not None:
+                earlier = memory.before.layers[index]
+                layer.before = earlier if isinstance(earlier, LayerMemory) else None  # a window holds its own past
         super().__init__(layers=layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,8 @@ from ttmem.memory.memory import Memory, MemoryInfo
 
 FORMAT_VERSION = 1
 METADATA_KEY = "ttmem"
+STATE_KEY = "ttmem_state"
+"""The metadata of the other kind of file: the state of a model with fast weights (`fast_weights/state_file.py`)."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -118,6 +120,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return tensors, file.metadata() or {}
 
 
+def is_state_file(path: str | PathLike[str]) -> bool:
+    """Whether a file is a fast-weight state, by its metadata. False for what is not there or cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return STATE_KEY in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     """SHA-256 over the header (without its checksum) and every tensor's name, dtype, shape and bytes, by name."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
@@ -202,6 +213,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors, metadata = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise MemoryFileError(f"{path}: not a ttmem memory, or cut short ({error})") from error
+    if STATE_KEY in metadata:
+        raise MemoryFileError(f"{path}: a fast-weight state, not a compacted memory: it can be asked with `ttmem ask`")
     try:
         header = json.loads(metadata[METADATA_KEY])
         if not isinstance(header, dict):

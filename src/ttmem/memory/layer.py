@@ -119,6 +119,12 @@ class WindowMemory:
     def num_heads(self) -> int:
         return self.keys.shape[0]
 
+    def behind(self, keys: Tensor, values: Tensor) -> WindowMemory:
+        """What the window holds once keys and values [H, n, d] of later tokens have come."""
+        keys, values = torch.cat([self.keys, keys], dim=1), torch.cat([self.values, values], dim=1)
+        first = max(0, keys.shape[1] - (self.window - 1))
+        return WindowMemory(keys[:, first:].clone(), values[:, first:].clone(), self.window)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WindowMemory:
         """The same window on another device or in another dtype."""
         return WindowMemory(self.keys.to(device, dtype), self.values.to(device, dtype), self.window)

@@ -47,6 +47,9 @@ class Memory:
     needs them, answering does not. A memory is never written by answering, so any number of caches can share it.
     `merging` is "normalizer": one softmax over memory and new tokens (paper eq. 5); "equal" averages the two branches
     instead, an ablation that breaks the memory.
+
+    `before` is another memory that lies before these layers' tokens and stays as it is, while a document that has
+    grown is compacted: `document_length` then covers both, `tokens` only the later ones. `joined` makes one of the two.
     """
 
     layers: list[LayerMemory | WindowMemory]
@@ -54,6 +57,15 @@ class Memory:
     info: MemoryInfo
     tokens: Tensor | None = None
     merging: str = "normalizer"
+    before: Memory | None = None
+
+    def joined(self) -> Memory:
+        """This memory with what lies before it as part of its own entries; itself where there is nothing before it."""
+        if self.before is None:
+            return self
+        from ttmem.memory.merging import join_behind
+
+        return join_behind(self.before, self)
 
     def cache(self, observer: Observer | None = None) -> MemoryCache:
         """A fresh transformers cache behind this memory, for `model(...)` or `model.generate(...)`.
@@ -111,7 +123,8 @@ class Memory:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
         """The same memory on another device, or with keys and values in another dtype (biases stay fp32)."""
-        return replace(self, layers=[layer.to(device, dtype) for layer in self.layers])
+        before = None if self.before is None else self.before.to(device, dtype)
+        return replace(self, layers=[layer.to(device, dtype) for layer in self.layers], before=before)
 
     def check_model(self, model: Model) -> None:
         """Raise MemoryMismatchError unless this memory was made with `model`'s weights and tokenizer."""
@@ -132,7 +145,7 @@ class Memory:
         """Write the memory to `path`, atomically. `keep_document=False` leaves the document's token ids out."""
         from ttmem.memory.file import write_memory
 
-        write_memory(self, path, keep_document=keep_document)
+        write_memory(self.joined(), path, keep_document=keep_document)
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> Memory:

@@ -45,6 +45,8 @@ def describe_layers(network: PreTrainedModel) -> list[AttentionLayer]:
     """The attention layers of a decoder, in order. Raises ModelError, naming the architecture that cannot work."""
     architecture = type(network).__name__
     config = network.config.get_text_config(decoder=True)
+    if getattr(network, "keeps_fast_weights", False):
+        raise ModelError(f"{architecture} keeps what it reads in fast weights: use `ttmem read` instead of compacting")
     if network.config.is_encoder_decoder:
         raise ModelError(f"{architecture} is an encoder-decoder; ttmem compacts the cache of decoder-only models")
     if not getattr(network, "_supports_sdpa", False):
@@ -129,5 +131,7 @@ def cache_keyword(network: PreTrainedModel) -> str:
     """The name under which this model's forward takes its cache: renamed to `cache` in transformers 5.24."""
     import inspect
 
+    if hasattr(network, "cache_keyword"):  # our own models take both names, and `generate` only one
+        return str(network.cache_keyword)
     parameters = inspect.signature(network.forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"

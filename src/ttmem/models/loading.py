@@ -39,6 +39,16 @@ def load_model(
     device: "cpu", "cuda", ...; by default a GPU where there is one.
     Raises ModelError when the model is not there, cannot be read, or cannot carry a memory.
     """
+    return Model(*load_network(name, dtype=dtype, device=device))
+
+
+def load_network(
+    name: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """A network on its device, its tokenizer and its name, as `load_model` loads them, whatever the architecture."""
     device = _resolve_device(device)
     resolved = _resolve_dtype(dtype, device)
     source = bundled_path() if name is None else Path(name)
@@ -53,7 +63,7 @@ def load_model(
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"cannot load the model {str(source)!r}: {reason}") from error
     label = "SmolLM2-135M-Instruct (bundled)" if name is None else str(name)
-    return Model(network.to(device), tokenizer, name=label)
+    return network.to(device), tokenizer, label
 
 
 def bundled_path() -> Path:

@@ -13,6 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ttmem.models.fingerprint import fingerprint_model, hash_tokenizer
 from ttmem.models.layers import AttentionLayer, cache_keyword, describe_layers, verify_attention
 
+ANSWER_ROOM = 256
+"""Positions left for a question and its answer behind a document."""
+
 
 @dataclass(eq=False)
 class Model:

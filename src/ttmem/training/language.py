@@ -119,11 +119,13 @@ def read_tokens(path: Path, vocabulary: int) -> np.ndarray:
     """A token file, mapped into memory. Raises TaskError where it is none, or holds ids beyond the vocabulary."""
     try:
         tokens = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise TaskError(f"{path} is no token file ({error}); write one with numpy.save, an array of ids.") from error
-    if not np.issubdtype(tokens.dtype, np.integer):
-        raise TaskError(f"{path} holds {tokens.dtype}, not token ids.")
-    largest = int(tokens[: 2**20].max()) if len(tokens) else 0
-    if largest >= vocabulary:
-        raise TaskError(f"{path} holds the id {largest}, and the model's vocabulary has {vocabulary}.")
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        what = f"{tokens.dtype} of shape {list(tokens.shape)}" if isinstance(tokens, np.ndarray) else "several arrays"
+        raise TaskError(f"{path} holds {what}, not token ids in one row.")
+    for part in np.array_split(tokens, len(tokens) // 2**24 + 1):
+        for extreme in (int(part.min()), int(part.max())) if len(part) else ():
+            if not 0 <= extreme < vocabulary:
+                raise TaskError(f"{path} holds the id {extreme}, and the model's vocabulary has {vocabulary}.")
     return tokens

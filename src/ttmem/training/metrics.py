@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from ttmem.memory.file import atomic_write
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,19 @@ class MetricsFile:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in self._lines() if line["step"] <= step]
-        fresh = path.with_name(path.name + ".partial")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(fresh, path)
+        atomic_write(path, lambda fresh: fresh.write_text("".join(json.dumps(line) + "\n" for line in kept)))
 
     def _lines(self) -> list[dict[str, float]]:
         if not self.path.exists():
             return []
         found = []
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_text(errors="replace").splitlines():
             try:
-                found.append(json.loads(line))
+                record = json.loads(line)
             except ValueError:
                 continue  # cut short by a crash
+            if isinstance(record, dict) and "step" in record:
+                found.append(record)
         return found
 
     def __call__(self, metrics: Metrics) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ttmem.errors import TaskError
+from ttmem.errors import MemoryFileError, TaskError
+from ttmem.memory.file import atomic_write
 
 HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<split>[\w\[\]%:]+))?")
 SUFFIXES = (".txt", ".md")
@@ -27,18 +27,18 @@ def read_texts(source: str, field: str = "text") -> Iterator[str]:
     """
     path = Path(source)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in (*SUFFIXES, ".jsonl"))
+        files = sorted(file for file in path.rglob("*") if file.suffix in (*SUFFIXES, ".jsonl") and file.is_file())
         if not files:
             raise TaskError(f"{path} holds no {', '.join(SUFFIXES)} or .jsonl files.")
         for file in files:
             yield from read_texts(str(file), field)
     elif path.suffix == ".jsonl" and path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with path.open(encoding="utf-8-sig", errors="replace") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _text_of(_record(line, f"{path}, line {number}"), field, f"{path}, line {number}")
     elif path.is_file():
-        yield path.read_text(encoding="utf-8", errors="replace")
+        yield path.read_text(encoding="utf-8-sig", errors="replace")
     elif match := HUB_ID.fullmatch(source):
         yield from _from_hub(match["name"], match["split"] or "train", field)
     else:
@@ -57,6 +57,8 @@ def _text_of(record: dict[str, object], field: str, place: str) -> str:
     text = record.get(field)
     if not isinstance(text, str):
         raise TaskError(f"{place}: no text in a field {field!r}; it has {', '.join(map(str, record)) or 'no fields'}.")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise TaskError(f"{place}: the text holds a lone surrogate, which no encoding can write.")
     return text
 
 
@@ -85,6 +87,8 @@ def write_tokens(
 
     advance: called with the number of tokens that each document added. Raises TaskError where no token comes together.
     """
+    if limit is not None and limit < 1:
+        raise TaskError(f"a limit of {limit} tokens leaves none; take at least 1.")
     ids = array("I")
     for text in texts:
         before = len(ids)
@@ -98,9 +102,14 @@ def write_tokens(
         raise TaskError("the texts are empty: there is no token to write.")
     if int(tokens.max()) < 2**16:
         tokens = tokens.astype(np.uint16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".partial")
-    with fresh.open("wb") as file:
-        np.save(file, tokens)
-    os.replace(fresh, path)
+
+    def save(fresh: Path) -> None:
+        with fresh.open("wb") as file:
+            np.save(file, tokens)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, save)
+    except (OSError, MemoryFileError) as error:
+        raise TaskError(f"cannot write {path}: {error}") from error
     return len(tokens)

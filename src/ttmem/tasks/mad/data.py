@@ -34,6 +34,8 @@ def make_data(setting: MadSetting, split: str, seed: int) -> MadData:
     check(setting)
     if split not in SPLITS:
         raise TaskError(f"MAD has the splits {' and '.join(SPLITS)}, not {split!r}.")
+    if seed < 0:
+        raise TaskError(f"the seed is {seed}; it must be at least 0.")
     training = split == "train"
     generate = GENERATORS[setting.task]
     count = setting.train_examples if training else setting.test_examples

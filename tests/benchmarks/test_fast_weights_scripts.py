@@ -1,0 +1,107 @@
+"""The scripts of the fast weights, at toy size: they run to their end, go on, and say what the runs say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def call(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [module.__name__ + ".py", *map(str, arguments)])
+    module.main()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    import common
+
+    monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
+    return tmp_path / "results"
+
+
+def test_mad_runs_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: Path) -> None:
+    import mad
+
+    from ttmem.tasks.mad import settings
+
+    def toy(tasks: Any) -> list[Any]:
+        return [
+            settings.MadSetting("recall", 16, 32, train_examples=32, test_examples=16),
+            settings.MadSetting("compression", 16, 16, train_examples=32, test_examples=16),
+        ]
+
+    monkeypatch.setattr(mad, "reduced", toy)
+    work = tmp_path / "work"
+    options = ("--width", 16, "--epochs", 1, "--rates", 1e-3, 2e-3, "--seeds", 1, 2, "--work", work)
+    call(mad, monkeypatch, "--systems", "window", "ttcd", *options)
+    found = json.loads((recorded / "mad.json").read_text())["figures"]
+    assert len(found["runs"]) == 2 * 2 * 2 * 2
+    for system in ("window", "ttcd"):
+        rows = found["scores"][system]
+        assert set(rows) == {"recall", "compression", "all"}
+        best = [
+            max(
+                100 * run["accuracy"]
+                for run in found["runs"]
+                if (run["system"], run["setting"]["task"], run["sweep"]["seed"]) == (system, "recall", seed)
+            )
+            for seed in (1, 2)
+        ]
+        assert rows["recall"]["by_seed"] == best
+        assert rows["all"]["mean"] == pytest.approx((rows["recall"]["mean"] + rows["compression"]["mean"]) / 2)
+    monkeypatch.setattr(mad, "run_setting", None)  # nothing is left to run
+    call(mad, monkeypatch, "--systems", "window", "ttcd", *options)
+    assert json.loads((recorded / "mad.json").read_text())["figures"]["scores"] == found["scores"]
+
+
+def test_language_models_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: Path) -> None:
+    import fast_weights_language as script
+
+    text = "the quick brown fox jumps over the lazy dog. " * 200
+    monkeypatch.setattr(script, "king_james", lambda: text)
+    shape = {**script.SHAPE, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4}
+    windows = {"windows": 16, "teacher_window": 16, "student_window": 8, "chunk_size": 8, "fast_layers": [0]}
+    monkeypatch.setattr(script, "SHAPE", {**shape, **windows})
+    options = ("--steps", 2, "--length", 32, "--batch", 2, "--block", 8, "--blocks", 2, "--contexts", 16, 32)
+    call(script, monkeypatch, "--systems", "window", "ttcd", *options, "--work", tmp_path / "work", "--seeds", 0)
+    found = json.loads((recorded / "fast_weights_language.json").read_text())["figures"]
+    assert found["settings"]["bytes"] == len(text)
+    losses = {run["system"]: run["losses"] for run in found["runs"]}
+    for context in ("16", "32"):
+        below = np.mean(losses["window"][context]) - np.mean(losses["ttcd"][context])
+        assert found["perplexity"]["ttcd"][context]["nats_below_window"] == [pytest.approx(below)]
+    monkeypatch.setattr(script, "train", None)
+    call(script, monkeypatch, "--systems", "window", "ttcd", *options, "--work", tmp_path / "work", "--seeds", 0)
+    assert json.loads((recorded / "fast_weights_language.json").read_text())["figures"]["runs"] == found["runs"]
+
+
+def test_a_model_is_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    recorded: Path,
+    make_network: Callable[..., Any],
+    make_tokenizer: Callable[..., Any],
+) -> None:
+    import continual_pretraining as script
+
+    folder = tmp_path / "model"
+    make_network("llama").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    monkeypatch.setattr(script, "king_james", lambda: "and the evening and the morning were the first day. " * 300)
+    call(
+        script, monkeypatch, "--model", folder, "--steps", 2, "--length", 24, "--window", 8, "--block", 8,
+        "--blocks", 2, "--contexts", 8, 16, "--work", tmp_path / "work",
+    )  # fmt: skip
+    found = json.loads((recorded / "continual_pretraining.json").read_text())["figures"]
+    assert set(found["perplexity"]) == {"before", "plain", "in_place", "ttcd"}
+    assert found["perplexity"]["before"] != found["perplexity"]["plain"]
+    assert found["runs"][0]["training_losses"] == []
+    assert len(found["runs"][3]["training_losses"]) == 2
+    # ttcd starts as the model itself, so its first loss is plain's
+    assert found["runs"][3]["training_losses"][0] == found["runs"][1]["training_losses"][0]
