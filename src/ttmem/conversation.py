@@ -119,6 +119,23 @@ def render_chat(
     return list(model.tokenizer(text, add_special_tokens=False).input_ids)
 
 
+def turns_behind(model: Model, messages: list[dict[str, str]], count: int, behind_document: bool) -> list[int]:
+    """The tokens that follow the first `count` messages, up to where the next reply begins.
+
+    Raises ModelError where the template renders earlier turns anew when later ones come.
+    """
+    whole = render_chat(model, messages, behind_document)
+    if count == 0:
+        return whole
+    before = render_chat(model, messages[:count], behind_document, add_generation_prompt=False)
+    if whole[: len(before)] != before:
+        raise ModelError(
+            f"{model.name}'s chat template renders earlier turns anew when later ones come, so they cannot be "
+            "compacted apart"
+        )
+    return whole[len(before) :]
+
+
 def _template(model: Model, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
     try:
         return str(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from ttmem.compaction.document import Document
 from ttmem.compaction.extend import METHODS
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import preset_settings
-from ttmem.conversation import Conversation, render_chat
-from ttmem.errors import BudgetError, ModelError
+from ttmem.conversation import Conversation, render_chat, turns_behind
+from ttmem.errors import BudgetError
 from ttmem.memory.merging import check_joinable
 from ttmem.models import Model
 from ttmem.progress import Progress
@@ -149,13 +150,8 @@ class LongConversation(Conversation):
 
     def _behind(self, count: int) -> list[int]:
         """The tokens that follow the first `count` messages, up to where the next reply begins."""
-        whole, before = self._render(self.messages), self._before(count)
-        if whole[: len(before)] != before:
-            raise ModelError(
-                f"{self.model.name}'s chat template renders earlier turns anew when later ones come, so they cannot be "
-                "compacted apart"
-            )
-        return whole[len(before) :]
+        whole = turns_behind(self.model, self.messages, count, self.document)
+        return whole if count else whole[len(self._before(0)) :]
 
     def _before(self, count: int) -> list[int]:
         """The tokens of the first `count` messages; without any, of what the memory holds of the template."""
@@ -192,6 +188,17 @@ class LongConversation(Conversation):
         self.cache, self.cached = memory.cache(), []
         self.folds.append(fold)
         return fold
+
+    def save(self, folder: Path) -> None:
+        """Write what is folded into a folder, for `restore`. The messages themselves are the caller's to keep."""
+        self.chain.save(folder)
+
+    def restore(self, folder: Path, messages: list[dict[str, str]], folded: int) -> None:
+        """Go on with a conversation of these messages, the first `folded` of which were saved in `folder`."""
+        self.chain.load(folder)
+        self.memory = self.chain.memory()
+        self.messages, self.folded = list(messages), folded
+        self.cache, self.cached = self.memory.cache(), []
 
     def _fold_until(self) -> int:
         """How many messages are to be folded: whole exchanges, so that what follows them fits `keep`."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ttmem.compaction.api import FullMemory, make_method
 from ttmem.compaction.document import Document
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import MIN_TOKENS, Budget, LatentSettings, preset_settings
+from ttmem.errors import MemoryFileError
 from ttmem.memory import Memory
 from ttmem.models import Model
 from ttmem.progress import Progress
@@ -47,6 +52,33 @@ class Chain:
             joined = replace(part.memory, before=joined).joined()
         return joined
 
+    def save(self, folder: Path) -> None:
+        """Write the parts, not what lies before them, into a folder: a memory file each, and then `parts.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for index, part in enumerate(self.parts):
+            _with_length(part.memory, part.memory.document_length).save(
+                folder / f"part-{index}.ttmem", keep_document=False
+            )
+        listed = [{"ids": part.ids.tolist(), "ratio": part.ratio} for part in self.parts]
+        fresh = folder / "parts.json.partial"
+        fresh.write_text(json.dumps(listed))
+        os.replace(fresh, folder / "parts.json")
+
+    def load(self, folder: Path) -> None:
+        """Take the parts that `save` wrote behind the same base. Raises MemoryFileError where they are not whole."""
+        try:
+            listed = json.loads((folder / "parts.json").read_text())
+            loaded = [(torch.tensor(part["ids"]), float(part["ratio"])) for part in listed]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise MemoryFileError(f"{folder}: no whole conversation lies there") from error
+        parts = []
+        for index, (ids, ratio) in enumerate(loaded):
+            memory = Memory.load(folder / f"part-{index}.ttmem")
+            memory.check_model(self.model)
+            memory = replace(_with_length(memory, len(ids)), tokens=ids)
+            parts.append(Part(ids, ratio, memory.to(self.model.device, self.model.dtype)))
+        self.parts = parts
+
     def append(self, ids: Tensor, ratio: float) -> None:
         """Read tokens behind all that is there, and compact them."""
         self.parts.append(Part(ids, ratio, self._compact(ids, ratio, self.memory())))
@@ -65,3 +97,8 @@ class Chain:
         budget = Budget(len(ids), 1.0) if whole else Budget.of(len(ids), tokens=tokens)
         prepared = Prepared(self.model, document, self.settings, self.progress, before=before)
         return replace(method(prepared, budget), before=None)
+
+
+def _with_length(memory: Memory, tokens: int) -> Memory:
+    """A part's description has its own length, a file's the length of all that its positions count."""
+    return replace(memory, info=replace(memory.info, document={**memory.info.document, "tokens": tokens}))

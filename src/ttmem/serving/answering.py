@@ -19,12 +19,13 @@ from starlette.responses import Response, StreamingResponse
 
 from ttmem.errors import ModelError, QuestionError
 from ttmem.memory import Memory
+from ttmem.serving.conversations import Conversations, Turns
 from ttmem.serving.engine import Engine, Event, Failed, Finished, Piece, Request
 from ttmem.serving.errors import ApiError, SafeJSON, refused
 from ttmem.serving.library import Library
 from ttmem.serving.metrics import Metrics
 from ttmem.serving.sampling import Sampling
-from ttmem.serving.schemas import RESERVED, AnswerRequest, ChatRequest, CompletionRequest
+from ttmem.serving.schemas import AUTO, AnswerRequest, AutoOptions, ChatRequest, CompletionRequest
 from ttmem.serving.settings import Limits
 from ttmem.serving.store import Record, Store
 from ttmem.serving.text import Encoder
@@ -45,6 +46,13 @@ class Usage:
     document: int = 0
     kept: float = 0.0
 
+    @classmethod
+    def behind(cls, memory: Memory | None) -> Usage:
+        if memory is None:
+            return cls()
+        heads = sum(layer.num_heads for layer in memory.compacted)
+        return cls(document=memory.document_length, kept=round(memory.entries / heads, 2))
+
     def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt,
@@ -64,6 +72,8 @@ class Answers:
     usage: Usage
     kind: str
     model: str
+    conversation: dict[str, Any] | None = None
+    """What of a conversation that compacts itself is folded."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -81,17 +91,25 @@ class Answers:
 
     def envelope(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         body = {"id": f"{self.kind}-{self.id}", "object": kind, "created": self.created, "model": self.model}
-        return {**body, "choices": choices, "usage": usage}
+        told = {} if self.conversation is None else {"conversation": self.conversation}
+        return {**body, "choices": choices, "usage": usage, **told}
 
 
 class Answering:
     """Routes that answer, for one model."""
 
     def __init__(
-        self, name: str, engine: Engine, encoder: Encoder, library: Library, store: Store, limits: Limits
+        self,
+        name: str,
+        engine: Engine,
+        encoder: Encoder,
+        library: Library,
+        conversations: Conversations,
+        store: Store,
+        limits: Limits,
     ) -> None:
         self.name, self.engine, self.encoder, self.library = name, engine, encoder, library
-        self.store, self.limits = store, limits
+        self.conversations, self.store, self.limits = conversations, store, limits
         self.metrics: Metrics = engine.metrics
         self.started = int(time.time())
 
@@ -113,18 +131,25 @@ class Answering:
 
         @router.post("/v1/chat/completions")
         async def chat(request: HttpRequest, body: ChatRequest) -> Response:
-            memory, usage = await self.memory(request.state.owner, body)
             messages = [message.plain() for message in body.messages]
-            prompt = await self.encoded(self.encoder.chat, messages, memory is not None)
+            told = None
+            if body.memory == AUTO:
+                turns = await self.conversation(request.state.owner, body, messages)
+                memory, prompt, told = turns.memory, turns.prompt, turns.told
+            elif body.auto is not None:
+                raise ApiError(400, "not_auto", f"the field auto is for memory: {AUTO!r}", "auto")
+            else:
+                memory = await self.memory(request.state.owner, body)
+                prompt = await self.encoded(self.encoder.chat, messages, memory is not None)
             limit = body.max_completion_tokens or body.max_tokens
-            answers = self.answers("chatcmpl", body, [prompt], memory, usage, limit, CHAT_TOKENS)
+            answers = self.answers("chatcmpl", body, [prompt], memory, limit, CHAT_TOKENS, told)
             return await self.respond(request, body, answers, ChatShape())
 
         @router.post("/v1/completions")
         async def completions(request: HttpRequest, body: CompletionRequest) -> Response:
-            memory, usage = await self.memory(request.state.owner, body)
+            memory = await self.memory(request.state.owner, body)
             prompts = [await self.tokens(prompt) for prompt in prompt_list(body.prompt, self.limits.prompts)]
-            answers = self.answers("cmpl", body, prompts, memory, usage, body.max_tokens, COMPLETION_TOKENS)
+            answers = self.answers("cmpl", body, prompts, memory, body.max_tokens, COMPLETION_TOKENS)
             return await self.respond(request, body, answers, CompletionShape())
 
         return router
@@ -147,28 +172,27 @@ class Answering:
             message = "the model's name and the field memory name different memories"
             raise ApiError(400, "two_memories", message, "memory")
         reference = named or memory
-        if reference in RESERVED:
-            raise ApiError(
-                400,
-                "not_supported",
-                "conversations that compact themselves (memory: auto) are not supported by this version: name a memory",
-                "memory",
-            )
+        if reference == AUTO:
+            message = 'memory: "auto" is for chats; a document beside it is named by the model, MODEL+NAME'
+            raise ApiError(400, "not_supported", message, "memory")
         return reference
 
     async def find(self, owner: str, reference: str, param: str) -> Record:
         return await to_thread.run_sync(self.store.find, owner, reference, param)
 
-    async def memory(self, owner: str, body: AnswerRequest) -> tuple[Memory | None, Usage]:
-        """The memory a request asks, and its tokens."""
+    async def memory(self, owner: str, body: AnswerRequest) -> Memory | None:
+        """The memory a request asks."""
         reference = self.reference(body.model, body.memory)
         if reference is None:
-            return None, Usage()
+            return None
         param = "memory" if body.memory is not None else "model"
-        record = await self.find(owner, reference, param)
-        memory = await self.library.get(record)
-        heads = sum(layer.num_heads for layer in memory.compacted)
-        return memory, Usage(document=memory.document_length, kept=round(memory.entries / heads, 2))
+        return await self.library.get(await self.find(owner, reference, param))
+
+    async def conversation(self, owner: str, body: ChatRequest, messages: list[dict[str, str]]) -> Turns:
+        """A conversation that compacts itself, about the document that the model's name names, or none."""
+        reference = self.reference(body.model, None)
+        document = None if reference is None else await self.find(owner, reference, "model")
+        return await self.conversations.turns(owner, document, messages, body.auto or AutoOptions())
 
     async def tokens(self, prompt: str | list[int]) -> list[int]:
         """A prompt's tokens, checked."""
@@ -192,9 +216,9 @@ class Answering:
         body: AnswerRequest,
         prompts: list[list[int]],
         memory: Memory | None,
-        usage: Usage,
         limit: int | None,
         default: int,
+        conversation: dict[str, Any] | None = None,
     ) -> Answers:
         """Queue one sequence per prompt. Raises ApiError: 400 for what does not fit, 429 when the queue is full."""
         loop = asyncio.get_running_loop()
@@ -212,8 +236,9 @@ class Answering:
             most = self.allowed(len(prompt), memory, limit, default)
             requests.append(Request(prompt, memory, most, partial(emit, index), sampling, body.stops))
         self.engine.submit(requests)
+        usage = Usage.behind(memory)
         usage.prompt = sum(map(len, prompts))
-        return Answers(requests, events, usage, kind, body.model)
+        return Answers(requests, events, usage, kind, body.model, conversation)
 
     def allowed(self, prompt: int, memory: Memory | None, limit: int | None, default: int) -> int:
         """Tokens an answer may have. Raises ApiError 400 for an empty prompt and where positions do not reach."""

@@ -19,8 +19,10 @@ from starlette.staticfiles import StaticFiles
 
 from ttmem.models import Model
 from ttmem.serving.answering import Answering
+from ttmem.serving.conversations import Conversations
 from ttmem.serving.engine import Engine, check_engine
 from ttmem.serving.errors import ApiError, SafeJSON, error_body, storage_full
+from ttmem.serving.folds import FoldStore
 from ttmem.serving.gate import Gate
 from ttmem.serving.jobs import Jobs
 from ttmem.serving.keys import Keys
@@ -50,22 +52,29 @@ def create_app(settings: ServeSettings, model: Model, keys: Keys | None = None) 
     library = Library(model, store, settings.limits.loaded_bytes, metrics)
     encoder = Encoder(model)
 
+    folds = FoldStore(settings.data / "conversations", settings.limits.conversation_bytes)
+    conversations = Conversations(settings, store, folds, library, encoder, metrics)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         jobs.start()
         yield
         await jobs.stop()
+        await conversations.stop()
         engine.stop()
+        folds.close()
         store.close()
 
     app = FastAPI(
         title="ttmem", version=version_of("ttmem"), lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.engine, app.state.store, app.state.jobs = engine, store, jobs
-    answering = Answering(served_name(settings, model), engine, encoder, library, store, settings.limits)
+    name = served_name(settings, model)
+    answering = Answering(name, engine, encoder, library, conversations, store, settings.limits)
     app.include_router(answering.router())
-    app.include_router(Shelf(model, store, jobs, library, encoder, settings.limits).router())
+    app.include_router(Shelf(model, store, jobs, library, conversations, encoder, settings.limits).router())
+    app.include_router(conversations.router())
 
     @app.get("/healthz")
     async def healthz() -> Response:

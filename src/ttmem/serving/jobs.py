@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 import time
@@ -15,12 +14,12 @@ from anyio import to_thread
 from ttmem.serving.errors import ApiError
 from ttmem.serving.estimate import Estimate
 from ttmem.serving.metrics import Metrics
+from ttmem.serving.process import run_worker
 from ttmem.serving.settings import ServeSettings
 from ttmem.serving.store import Record, Store
 
 log = logging.getLogger("ttmem.serving")
 
-LINE_BYTES = 2**20
 RETRY = 5.0
 """Seconds before the queue is looked at again after the storage failed."""
 
@@ -97,43 +96,11 @@ class Jobs:
 
     async def _work(self, record: Record) -> dict[str, Any] | None:
         """Run the worker to its last line: {"done": ...} or {"error": ...}; None when it died without one."""
-        process = await asyncio.create_subprocess_exec(
-            *self.settings.worker,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=LINE_BYTES,
-        )
-        self._processes[record.id] = process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            with suppress(ConnectionError):
-                process.stdin.write(json.dumps(self._job(record)).encode() + b"\n")
-                await process.stdin.drain()
-            return await self._follow(record.id, process.stdout)
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
-    async def _follow(self, id: str, lines: asyncio.StreamReader) -> dict[str, Any] | None:
-        converting = True
-        while True:
-            try:
-                line = await asyncio.wait_for(lines.readline(), self.settings.limits.conversion if converting else None)
-            except asyncio.TimeoutError:
-                seconds = self.settings.limits.conversion
-                return {"error": f"converting the document took longer than {seconds:.0f} s", "code": "document_error"}
-            except ValueError:  # a line without end: not our worker's
-                return None
-            if not line.endswith(b"\n"):
-                return None
-            report = json.loads(line)
-            if "stage" not in report:
-                return dict(report)
-            converting = report["stage"] == "converting" and report["fraction"] < 1
-            self.progress[id].update(report["stage"], report["fraction"])
+        def started(process: asyncio.subprocess.Process) -> None:
+            self._processes[record.id] = process
+
+        return await run_worker(self.settings, self._job(record), self.progress[record.id].update, started)
 
     def _settle(self, record: Record, kind: str, outcome: dict[str, Any] | None) -> str:
         """Write the end of a job into the store."""
@@ -152,16 +119,11 @@ class Jobs:
         return "ready"
 
     def _job(self, record: Record) -> dict[str, Any]:
-        settings = self.settings
         return {
+            "task": "compact",
             "folder": str(self.store.job_folder(record.id).resolve()),
             "options": record.options,
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "device": settings.device,
-            "threads": settings.job_threads,
-            "niceness": settings.job_niceness,
-            "document_bytes": settings.limits.document_bytes,
+            "document_bytes": self.settings.limits.document_bytes,
         }
 
 

@@ -29,19 +29,8 @@ class Library:
     async def get(self, record: Record) -> Memory:
         """A ready memory. Raises ApiError 409 while it is not ready, or where its file is damaged."""
         check_ready(record)
-        lock = self._loading.setdefault(record.id, asyncio.Lock())
         try:
-            async with lock:
-                if record.id in self._held:
-                    self._held.move_to_end(record.id)
-                    return self._held[record.id]
-                return await self._load(record)
-        finally:
-            self._loading.pop(record.id, None)
-
-    async def _load(self, record: Record) -> Memory:
-        try:
-            memory = await to_thread.run_sync(read_checked, self.model, self.store.memory_file(record.id))
+            return await self.read(record.id, self.store.memory_file(record.id))
         except (MemoryFileError, MemoryMismatchError) as error:
             kept = self.store.memory_file(record.id).exists()
             message = "its file is damaged: delete it and compact the document again"
@@ -50,7 +39,22 @@ class Library:
             elif kept:
                 await to_thread.run_sync(partial(self.store.damaged, record.id, message))
             raise ApiError(409, "memory_unusable", f"this memory cannot be used: {message}", "memory") from error
-        self._held[record.id] = memory
+
+    async def read(self, id: str, path: Path) -> Memory:
+        """The memory in a file, held by its id. Raises MemoryFileError, MemoryMismatchError."""
+        lock = self._loading.setdefault(id, asyncio.Lock())
+        try:
+            async with lock:
+                if id in self._held:
+                    self._held.move_to_end(id)
+                    return self._held[id]
+                return await self._load(id, path)
+        finally:
+            self._loading.pop(id, None)
+
+    async def _load(self, id: str, path: Path) -> Memory:
+        memory = await to_thread.run_sync(read_checked, self.model, path)
+        self._held[id] = memory
         while len(self._held) > 1 and self.bytes > self.most_bytes:
             self._held.popitem(last=False)  # answers that use it keep it until they end
         self.metrics.loaded(self.bytes)

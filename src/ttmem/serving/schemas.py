@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-RESERVED = ("auto",)
+AUTO = "auto"
+"""The memory of conversations that compact themselves; no memory can have this name."""
+
 ID = "mem-"
 """How ids begin; names do not."""
 
@@ -52,6 +54,17 @@ class AnswerRequest(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class AutoOptions(Strict):
+    """When and how a conversation's older turns are compacted; with `wait`, before its answer."""
+
+    threshold: Annotated[int, Field(ge=1, le=2**31)] = 2048
+    keep: Annotated[int, Field(ge=0, le=2**31)] = 512
+    ratios: Annotated[list[Annotated[float, Field(ge=1, le=1e6)]], Field(min_length=1, max_length=16)] = [8, 16, 32]
+    preset: Literal["quick", "balanced"] = "quick"
+    method: Annotated[str, Field(max_length=40)] = "latent"
+    wait: bool = False
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
@@ -70,6 +83,8 @@ class Message(Strict):
 
 class ChatRequest(AnswerRequest):
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+    auto: AutoOptions | None = None
+    """With `memory: "auto"`."""
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     logprobs: Literal[False] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None

@@ -16,11 +16,13 @@ WORKER = (sys.executable, "-m", "ttmem.serving.worker")
 class Limits:
     """What one server takes on at most; beyond it, requests are refused with a 4xx.
 
-    running: sequences decoded together; waiting: requests in the queue; jobs: compactions queued or running.
+    running: sequences decoded together; waiting: requests in the queue; jobs: compactions queued or running; folds:
+    conversations whose older turns are queued to be compacted, or are.
     step_tokens: tokens of one forward, so that a long prompt delays the others' next token by no more.
     batch_tokens: prompt and answer tokens of all running sequences, which bounds the memory they take.
     answer_tokens: of one answer; prompts: of one request. *_bytes: of a JSON body, of an upload, of a document's text,
-    of the memories held ready in RAM, and of all that lies in the data folder (0: the disk's size).
+    of the memories held ready in RAM, of the conversations that are compacted (the least recently used go first), and
+    of all that lies in the data folder (0: the disk's size).
     stall: seconds without a byte of a body. conversion: seconds for a document to become text.
     """
 
@@ -32,10 +34,12 @@ class Limits:
     prompts: int = 16
     connections: int = 512
     jobs: int = 32
+    folds: int = 16
     body_bytes: int = 2**20
     upload_bytes: int = 64 * 2**20
     document_bytes: int = 16 * 2**20
     loaded_bytes: int = 2 * 2**30
+    conversation_bytes: int = 2**30
     disk_bytes: int = 0
     stall: float = 30.0
     conversion: float = 300.0

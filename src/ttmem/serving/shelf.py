@@ -24,13 +24,14 @@ from ttmem.compaction.settings import Budget
 from ttmem.errors import BudgetError, DocumentError, MemoryFileError, MemoryMismatchError
 from ttmem.models import Model
 from ttmem.serving.answering import EVENT_STREAM, NO_BUFFER, sse
+from ttmem.serving.conversations import Conversations
 from ttmem.serving.description import describe
 from ttmem.serving.documents import TEXT_KINDS, decode, kind_of
 from ttmem.serving.errors import ApiError, SafeJSON, refused
 from ttmem.serving.jobs import Jobs
 from ttmem.serving.library import Library, check_ready, read_checked
 from ttmem.serving.options import job_settings
-from ttmem.serving.schemas import ID, RESERVED, JobOptions, NamedOptions, Naming, NewMemory
+from ttmem.serving.schemas import AUTO, ID, JobOptions, NamedOptions, Naming, NewMemory
 from ttmem.serving.settings import Limits
 from ttmem.serving.store import UNFINISHED, Record, Store
 from ttmem.serving.text import Encoder
@@ -47,10 +48,17 @@ class Shelf:
     """Routes that make, show and remove memories."""
 
     def __init__(
-        self, model: Model, store: Store, jobs: Jobs, library: Library, encoder: Encoder, limits: Limits
+        self,
+        model: Model,
+        store: Store,
+        jobs: Jobs,
+        library: Library,
+        conversations: Conversations,
+        encoder: Encoder,
+        limits: Limits,
     ) -> None:
         self.model, self.store, self.jobs, self.library = model, store, jobs, library
-        self.encoder, self.limits = encoder, limits
+        self.conversations, self.encoder, self.limits = conversations, encoder, limits
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/memories")
@@ -126,6 +134,7 @@ class Shelf:
             await self.jobs.cancel(record)
             await to_thread.run_sync(self.store.delete, record.id)
             self.library.forget(record.id)
+            await self.conversations.forget_document(record.id)
             return SafeJSON({"id": record.id, "object": "memory", "deleted": True})
 
         return router
@@ -283,7 +292,7 @@ def invalid(errors: Any) -> ApiError:
 
 def check_name(name: str | None) -> None:
     """Raise ApiError for a name that means something else in requests."""
-    if name is not None and (name in RESERVED or name.startswith(ID)):
+    if name is not None and (name == AUTO or name.startswith(ID)):
         raise ApiError(400, "name_reserved", f"a memory cannot be called {name}: that means something else", "name")
 
 

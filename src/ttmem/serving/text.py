@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from ttmem.conversation import render_chat
+from ttmem.conversation import render_chat, turns_behind
 from ttmem.errors import QuestionError
 from ttmem.models import Model
 
@@ -90,6 +90,14 @@ class Encoder:
             check_unicode(message["content"])
         with self.lock:
             return render_chat(self.model, messages, behind_document)
+
+    def behind(self, messages: list[dict[str, str]], folded: int, document: bool) -> list[int]:
+        """The tokens of a chat that follow its first `folded` messages. Raises ModelError where the chat template
+        renders earlier messages anew when later ones come."""
+        for message in messages:
+            check_unicode(message["content"])
+        with self.lock:
+            return turns_behind(self.model, messages, folded, document)
 
 
 def decoder(model: Model) -> Any:

@@ -1,4 +1,4 @@
-"""The process of one compaction: `python -m ttmem.serving.worker`.
+"""The process of one compaction, or of one folding: `python -m ttmem.serving.worker`.
 
 It reads one JSON line from standard input, and tells its progress and its end by JSON lines on standard output. When
 standard input ends, the server is gone, and so is the worker. Finished steps lie in the job's workspace, so that the
@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from ttmem.errors import MemoryFileError, ResumeError, TtmemError
 from ttmem.progress import Advance, Progress
+from ttmem.serving.folding import fold
 
 EVERY = 0.2
 """Seconds between two reports of one stage."""
@@ -105,6 +106,9 @@ def work(job: dict[str, Any], progress: PipeProgress) -> dict[str, Any]:
     return describe(memory)
 
 
+TASKS = {"compact": work, "fold": fold}
+
+
 def main() -> None:
     """Read a job, work, tell the end. Exit code 0 when the end was told, be it good or bad."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -117,7 +121,7 @@ def main() -> None:
         job = json.loads(line)
         with suppress(OSError, AttributeError):  # answers come first
             os.nice(job["niceness"])
-        details = work(job, progress)
+        details = TASKS[job["task"]](job, progress)
         progress.tell(done=details, seconds=progress.seconds)
     except TtmemError as error:
         progress.tell(error=str(error), code=f"{type(error).__name__.removesuffix('Error').lower()}_error")
