@@ -1,4 +1,4 @@
-"""Conversations that compact themselves, over HTTP: found by what was said, told in the answer, forgotten on request."""
+"""Conversations that compact themselves, over HTTP: found by what was said, told in the answer, forgotten on demand."""
 
 from __future__ import annotations
 
