@@ -63,11 +63,13 @@ class Conversations:
         self.settings, self.store, self.folds = settings, store, folds
         self.library, self.encoder, self.metrics = library, encoder, metrics
         self._one = asyncio.Semaphore(1)
-        self._tasks: dict[str, asyncio.Task[str]] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[str]] = {}
 
     async def stop(self) -> None:
         """End what is being folded; it is folded anew when it is next asked for."""
-        tasks = list(self._tasks.values())
+        await self._end(list(self._tasks.values()))
+
+    async def _end(self, tasks: list[asyncio.Task[str]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,6 +98,9 @@ class Conversations:
         return router
 
     async def forget(self, owner: str, id: str | None = None) -> list[str]:
+        """Remove one of an owner's, or all, and then what is being folded too. Returns the ids of what there was."""
+        if id is None:
+            await self._end([task for (whose, _), task in self._tasks.items() if whose == owner])
         return self._drop(await to_thread.run_sync(self.folds.forget, owner, id))
 
     async def forget_document(self, document: str) -> None:
@@ -123,7 +128,7 @@ class Conversations:
         turns, fold = await self._known(owner, document, digests, messages)
         if len(turns.prompt) <= options.threshold or not foldable(messages, 0 if fold is None else fold.messages):
             return turns
-        root = f"{owner}/{digests[1]}"
+        root = (owner, digests[1])
         if root not in self._tasks:
             if len(self._tasks) >= self.settings.limits.folds:
                 if options.wait:
@@ -135,7 +140,8 @@ class Conversations:
         if not (options.wait or len(turns.prompt) >= self.settings.limits.batch_tokens):
             turns.told["folding"] = True
             return turns
-        outcome = await asyncio.shield(self._tasks[root])
+        (done,) = await asyncio.gather(asyncio.shield(self._tasks[root]), return_exceptions=True)
+        outcome = done if isinstance(done, str) else "forgotten"
         turns, _ = await self._known(owner, document, digests, messages)
         if outcome != FOLDED:
             turns.told["failed"] = outcome
@@ -191,7 +197,9 @@ class Conversations:
                 outcome = await run_worker(self.settings, job, lambda stage, fraction: None)
             result = (outcome or {}).get("code", result)
             done = (outcome or {}).get("done")
-            if done is not None and fresh.is_dir():
+            if document is not None and not self.store.memory_file(document.id).exists():
+                result = "memory_deleted"
+            elif done is not None and fresh.is_dir():
                 count = done["folded_messages"]
                 about = None if document is None else document.id
                 await to_thread.run_sync(self.folds.add, owner, about, digests[count - 1], count, done, fresh)
