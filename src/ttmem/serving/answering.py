@@ -93,6 +93,7 @@ class Answering:
         self.name, self.engine, self.encoder, self.library = name, engine, encoder, library
         self.store, self.limits = store, limits
         self.metrics: Metrics = engine.metrics
+        self.vocabulary: int = engine.model.network.get_input_embeddings().num_embeddings
         self.started = int(time.time())
 
     def router(self) -> APIRouter:
@@ -113,18 +114,18 @@ class Answering:
 
         @router.post("/v1/chat/completions")
         async def chat(request: HttpRequest, body: ChatRequest) -> Response:
-            memory, usage = await self.memory(request.state.owner, body)
+            asked, usage = await self.memory(request.state.owner, body)
             messages = [message.plain() for message in body.messages]
-            prompt = await self.encoded(self.encoder.chat, messages, memory is not None)
+            prompt = await self.encoded(self.encoder.chat, messages, asked is not None)
             limit = body.max_completion_tokens or body.max_tokens
-            answers = self.answers("chatcmpl", body, [prompt], memory, usage, limit, CHAT_TOKENS)
+            answers = self.answers("chatcmpl", body, [prompt], asked, usage, limit, CHAT_TOKENS)
             return await self.respond(request, body, answers, ChatShape())
 
         @router.post("/v1/completions")
         async def completions(request: HttpRequest, body: CompletionRequest) -> Response:
-            memory, usage = await self.memory(request.state.owner, body)
+            asked, usage = await self.memory(request.state.owner, body)
             prompts = [await self.tokens(prompt) for prompt in prompt_list(body.prompt, self.limits.prompts)]
-            answers = self.answers("cmpl", body, prompts, memory, usage, body.max_tokens, COMPLETION_TOKENS)
+            answers = self.answers("cmpl", body, prompts, asked, usage, body.max_tokens, COMPLETION_TOKENS)
             return await self.respond(request, body, answers, CompletionShape())
 
         return router
@@ -163,10 +164,14 @@ class Answering:
         """The memory a request asks, and its tokens."""
         reference = self.reference(body.model, body.memory)
         if reference is None:
+            if body.full:
+                raise ApiError(400, "no_memory", "context: full needs a memory, whose document is to be read", "memory")
             return None, Usage()
         param = "memory" if body.memory is not None else "model"
         record = await self.find(owner, reference, param)
         memory = await self.library.get(record)
+        if body.full:
+            return memory, Usage(document=len(self.document(memory)))
         heads = sum(layer.num_heads for layer in memory.compacted)
         return memory, Usage(document=memory.document_length, kept=round(memory.entries / heads, 2))
 
@@ -174,9 +179,8 @@ class Answering:
         """A prompt's tokens, checked."""
         if isinstance(prompt, str):
             return await self.encoded(self.encoder.text, prompt)
-        vocabulary = self.engine.model.network.get_input_embeddings().num_embeddings
-        if prompt and max(prompt) >= vocabulary:
-            raise ApiError(400, "invalid_prompt", f"the model has tokens 0 to {vocabulary - 1}", "prompt")
+        if prompt and max(prompt) >= self.vocabulary:
+            raise ApiError(400, "invalid_prompt", f"the model has tokens 0 to {self.vocabulary - 1}", "prompt")
         return prompt
 
     async def encoded(self, encode: Any, *arguments: Any) -> list[int]:
@@ -196,7 +200,13 @@ class Answering:
         limit: int | None,
         default: int,
     ) -> Answers:
-        """Queue one sequence per prompt. Raises ApiError: 400 for what does not fit, 429 when the queue is full."""
+        """Queue one sequence per prompt. Raises ApiError: 400 for what does not fit, 429 when the queue is full.
+
+        In full context the document is run before each prompt, and its memory is not used.
+        """
+        document: list[int] = []
+        if body.full and memory is not None:
+            document, memory = self.document(memory), None
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
@@ -209,22 +219,34 @@ class Answering:
             sampling = Sampling(
                 body.temperature or 0.0, 1.0 if body.top_p is None else body.top_p, seed_of(body.seed, index)
             )
-            most = self.allowed(len(prompt), memory, limit, default)
-            requests.append(Request(prompt, memory, most, partial(emit, index), sampling, body.stops))
+            most = self.allowed(len(prompt), len(document), memory, limit, default)
+            requests.append(Request(document + prompt, memory, most, partial(emit, index), sampling, body.stops))
         self.engine.submit(requests)
-        usage.prompt = sum(map(len, prompts))
+        usage.prompt = sum(len(request.prompt) for request in requests)
         return Answers(requests, events, usage, kind, body.model)
 
-    def allowed(self, prompt: int, memory: Memory | None, limit: int | None, default: int) -> int:
-        """Tokens an answer may have. Raises ApiError 400 for an empty prompt and where positions do not reach."""
+    def document(self, memory: Memory) -> list[int]:
+        """The tokens of a memory's document. Raises ApiError 409 where they were not kept, or are not the model's."""
+        if memory.tokens is None:
+            message = "this memory was made without keep_document: there is no document to answer from in full context"
+            raise ApiError(409, "document_not_kept", message, "context")
+        if int(memory.tokens.max()) >= self.vocabulary:
+            raise ApiError(409, "memory_unusable", "the document's tokens are not this model's", "context")
+        return [int(token) for token in memory.tokens.tolist()]
+
+    def allowed(self, prompt: int, document: int, memory: Memory | None, limit: int | None, default: int) -> int:
+        """Tokens an answer may have behind a document that is run (0: none is) or a memory.
+
+        Raises ApiError 400 for an empty prompt and where positions do not reach.
+        """
         if prompt == 0:
             raise ApiError(400, "invalid_prompt", "the prompt is empty", "prompt")
         if limit is not None and limit > self.limits.answer_tokens:
             message = f"this server writes answers of up to {self.limits.answer_tokens} tokens, not {limit}"
             raise ApiError(400, "too_many_tokens", message, "max_tokens")
-        before = prompt + (0 if memory is None else memory.document_length)
+        before = prompt + (document if memory is None else memory.document_length)
         positions = self.engine.model.max_positions
-        room = min(self.limits.batch_tokens - prompt, (positions or 2**31) - before)
+        room = min(self.limits.batch_tokens - document - prompt, (positions or 2**31) - before)
         if room < (limit or 1):
             raise ApiError(
                 400,

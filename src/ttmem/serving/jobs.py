@@ -12,6 +12,7 @@ from typing import Any
 
 from anyio import to_thread
 
+from ttmem.serving.curves import Curves
 from ttmem.serving.errors import ApiError
 from ttmem.serving.estimate import Estimate
 from ttmem.serving.metrics import Metrics
@@ -31,6 +32,7 @@ class Jobs:
     def __init__(self, settings: ServeSettings, store: Store, metrics: Metrics) -> None:
         self.settings, self.store, self.metrics = settings, store, metrics
         self.progress: dict[str, Estimate] = {}
+        self.curves: dict[str, Curves] = {}
         self._changed = asyncio.Event()
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._task: asyncio.Task[None] | None = None
@@ -76,6 +78,7 @@ class Jobs:
     async def _compact(self, record: Record) -> None:
         kind = job_kind(record)
         self.progress[record.id] = Estimate.of(await to_thread.run_sync(self.store.timings, kind))
+        self.curves.setdefault(record.id, Curves())  # a job that died goes on
         started = time.monotonic()
         log.info("job_started", extra={"fields": {"memory": record.id, "attempt": record.attempts + 1}})
         outcome: dict[str, Any] | None = None
@@ -88,6 +91,8 @@ class Jobs:
             self._processes.pop(record.id, None)
             self.progress.pop(record.id, None)
         result = await to_thread.run_sync(self._settle, record, kind, outcome)
+        if result != "died":
+            self.curves.pop(record.id, None)
         seconds = time.monotonic() - started
         self.metrics.job(result, seconds)
         fields = {"memory": record.id, "outcome": result, "seconds": round(seconds, 3)}
@@ -118,7 +123,7 @@ class Jobs:
             await process.wait()
 
     async def _follow(self, id: str, lines: asyncio.StreamReader) -> dict[str, Any] | None:
-        converting = True
+        converting, curves = True, self.curves[id]
         while True:
             try:
                 line = await asyncio.wait_for(lines.readline(), self.settings.limits.conversion if converting else None)
@@ -130,6 +135,9 @@ class Jobs:
             if not line.endswith(b"\n"):
                 return None
             report = json.loads(line)
+            if "curve" in report:
+                curves.add(report["curve"], report["step"], report["loss"])
+                continue
             if "stage" not in report:
                 return dict(report)
             converting = report["stage"] == "converting" and report["fraction"] < 1
@@ -144,7 +152,8 @@ class Jobs:
         if "done" not in outcome:
             return "failed" if self.store.fail(record.id, outcome["code"], outcome["error"]) else "cancelled"
         file = self.store.job_folder(record.id) / "memory.ttmem"
-        if not self.store.complete(record.id, outcome["done"], file):
+        details = {**outcome["done"], "losses": self.curves.get(record.id, Curves()).body()}
+        if not self.store.complete(record.id, details, file):
             self.store.sweep(record.id)
             return "cancelled"
         if "seconds" in outcome:
