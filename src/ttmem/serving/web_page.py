@@ -6,19 +6,20 @@ import os
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 FOLDER = Path(__file__).parent / "page"
 
+HTML = "text/html; charset=utf-8"
 TYPES = {
-    ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""The only kinds of file the page has. Browsers run no module of another type, and a system's own table may differ."""
+"""The kinds of file the page loads. Browsers run no module of another type, and a system's own table may differ."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -40,7 +41,7 @@ class PageFiles(StaticFiles):
     ) -> Response:
         kind = TYPES.get(Path(full_path).suffix)
         if kind is None:
-            return Response(status_code=404)
+            raise HTTPException(404)
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update({**HEADERS, "Content-Type": kind})
         return response
@@ -51,6 +52,6 @@ def add_page(app: FastAPI) -> None:
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index() -> Response:
-        return FileResponse(FOLDER / "index.html", media_type=TYPES[".html"], headers=HEADERS)
+        return FileResponse(FOLDER / "index.html", media_type=HTML, headers=HEADERS)
 
     app.mount("/page", PageFiles(directory=FOLDER))
