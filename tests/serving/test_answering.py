@@ -115,7 +115,7 @@ def test_several_prompts_are_several_choices(server: Any, served: Model, memorie
 
 def test_full_context_is_the_documents_own_answer(server: Any, served: Model, make_full: Any) -> None:
     full, client = make_full(served, TEXTS["ferry"]), server.openai()
-    text, tokens = expected(served, full, QUESTION, 12)
+    text, _ = expected(served, full, QUESTION, 12)
     options: dict[str, Any] = {"max_tokens": 12, "extra_body": {"context": "full"}}
     found = client.completions.create(model="tiny+ferry", prompt=[QUESTION, "\n\nWho?"], **options)
     assert [choice.text for choice in found.choices] == [text, expected(served, full, "\n\nWho?", 12)[0]]

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ def test_a_long_curve_is_even() -> None:
     for step in range(1, 2001):
         curve.add(step, 0.0)
     steps = [step for step, _ in curve.points]
-    assert max(b - a for a, b in zip(steps, steps[1:], strict=False)) <= 4 * 2000 / POINTS
+    assert max(b - a for a, b in pairwise(steps)) <= 4 * 2000 / POINTS
 
 
 def test_what_is_repeated_is_replaced() -> None:

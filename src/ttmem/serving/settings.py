@@ -51,8 +51,8 @@ class Limits:
 class ServeSettings:
     """Model, address, folder and limits of a server.
 
-    origins: web pages' origins that may call it, none by default. static: a folder of a web page, served at `/` instead of
-    ttmem's own; without `page` there is none.
+    origins: web pages' origins that may call it, none by default. static: a folder of a web page, served at `/` in
+    place of ttmem's own; without `page` there is none.
     job_threads, job_niceness: of a compaction, which runs in a process of its own, at lower priority by default.
     """
 
