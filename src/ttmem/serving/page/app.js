@@ -16,6 +16,7 @@ class App {
   constructor() {
     this.memories = [];
     this.open = null;
+    this.shown = null;
     this.following = null;
     this.list = new MemoryList((id) => this.select(id));
     this.detail = new Detail();
@@ -38,7 +39,7 @@ class App {
       if (!id || id.startsWith("mem-")) this.attempt(() => this.show(id)); // other places are within the page
     });
     setInterval(() => {
-      if (!document.hidden && this.memories.some(unfinished)) this.refresh().catch(() => {});
+      if (!document.hidden && this.memories.some(unfinished)) this.look().catch(() => {});
     }, EVERY);
     await this.attempt(() => this.load());
   }
@@ -70,6 +71,15 @@ class App {
     this.list.update(this.memories, this.open);
   }
 
+  // The list, and the open job where its connection was lost: the server may be back.
+  async look() {
+    await this.refresh();
+    if (this.open && !this.following && this.shown && unfinished(this.shown)) {
+      clearProblem();
+      await this.followTo(this.open);
+    }
+  }
+
   // Open a memory: its address goes into the page's, so that reloading and going back work.
   select(id) {
     if (location.hash.slice(1) === id) this.attempt(() => this.show(id));
@@ -84,6 +94,7 @@ class App {
     this.open = known ? id : null;
     this.list.update(this.memories, this.open);
     if (!known) {
+      this.shown = null;
       this.detail.close();
       return;
     }
@@ -107,6 +118,8 @@ class App {
       });
     } catch (error) {
       if (error.name !== "AbortError") throw error;
+    } finally {
+      if (this.following === following) this.following = null;
     }
   }
 
@@ -114,6 +127,7 @@ class App {
   update(memory) {
     this.memories = this.memories.map((each) => (each.id === memory.id ? memory : each));
     this.list.update(this.memories, this.open);
+    this.shown = memory;
     this.detail.update(memory);
     if (memory.status === "ready") this.ask.show(memory);
   }
