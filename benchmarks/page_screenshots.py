@@ -50,7 +50,7 @@ JOB = {
     "keep_document": True,
 }
 MOST_BYTES = 150_000
-COLOURS = 64
+COLOURS = 128
 PATIENCE = 1800.0
 """Seconds for anything on the page to happen."""
 
@@ -117,11 +117,11 @@ def take(url: str, folder: Path) -> None:
         answer.raise_for_status()
         found = answer.json()
     address = f"{url}/#{found['id']}"
-    if found["status"] != "ready":
+    if found["status"] in ("queued", "running"):
         with browser(1280, 900) as driver:
             driver.get(address)
-            until(lambda: "updates" in text(driver, ".curve") or text(driver, "#detail-status") == "ready")
-            time.sleep(3)
+            shown = "return (document.querySelector('.curve polyline')?.points.length ?? 0) >= 16"
+            until(lambda: driver.execute_script(shown) or text(driver, "#detail-status") == "ready")
             picture(driver, folder / "page-compacting.png", 1280, 900)
             until(lambda: text(driver, "#detail-status") not in ("waiting", "compacting"))
             if text(driver, "#detail-status") != "ready":

@@ -320,8 +320,8 @@ def test_a_job_is_cancelled_and_its_losses_drawn(page: Page, server: Server) -> 
     id = server.http().post("/v1/memories", json={**body, "settings": settings}).json()["id"]
     page.driver.refresh()
     page.open("long")
-    page.until(lambda: page.driver.find_elements("css selector", "#curves polyline"), 240)
-    assert "updates" in page.find("#curves svg").get_attribute("aria-label")
+    page.until(lambda: "updates; lowest" in page.text("#curves"), 240)
+    assert "updates; lowest" in page.find("#curves svg").get_attribute("aria-label")
     page.find("#cancel").click()
     page.until(lambda: page.text("#detail-status").startswith("cancelled"))
     assert not page.find("#cancel").is_displayed()

@@ -26,6 +26,7 @@ function chart(stage, points) {
 function summary(points) {
   const [first, last] = [points[0], points.at(-1)];
   const lowest = points.reduce((best, point) => (point[1] < best[1] ? point : best));
+  if (points.length === 1) return `${figure(first[1])} at update ${first[0]}.`;
   return `From ${figure(first[1])} to ${figure(last[1])} after ${last[0]} updates; lowest ${figure(lowest[1])}.`;
 }
 
@@ -48,7 +49,7 @@ function picture(stage, points, text) {
       draw("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, figure(value)),
     ]),
     draw("text", { x: LEFT, y: HEIGHT - 10 }, `${start}`),
-    draw("text", { x: WIDTH - RIGHT, y: HEIGHT - 10, "text-anchor": "end" }, `${end} updates`),
+    draw("text", { x: WIDTH - RIGHT, y: HEIGHT - 10, "text-anchor": "end" }, end === start ? "" : `update ${end}`),
     draw("polyline", { class: "line", points: line }),
     draw("circle", { class: "dot", cx: lastX.toFixed(1), cy: lastY.toFixed(1), r: 3.5 }));
 }
