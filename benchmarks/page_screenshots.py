@@ -50,7 +50,7 @@ JOB = {
     "keep_document": True,
 }
 MOST_BYTES = 150_000
-COLOURS = 128
+COLOURS = 256
 PATIENCE = 1800.0
 """Seconds for anything on the page to happen."""
 
@@ -129,11 +129,11 @@ def take(url: str, folder: Path) -> None:
     with browser(1280, 900) as driver:
         driver.get(address)
         ask(driver)
-        picture(driver, folder / "page-desk.png", 1280, 1500)
+        picture(driver, folder / "page-desk.png", 1280, 1760)
     with browser(390, 844, dark=True) as driver:
         driver.get(address)
         ask(driver)
-        picture(driver, folder / "page-phone-dark.png", 390, 1700, "#detail")
+        picture(driver, folder / "page-phone-dark.png", 390, 2100, "#detail")
 
 
 def main() -> None:
