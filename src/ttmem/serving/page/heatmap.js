@@ -61,7 +61,7 @@ function map(budget, choice) {
     ...budget.layers.filter((layer) => layer.layer % 5 === 0).map((layer) =>
       draw("text", { x: LEFT + layer.layer * CELL + CELL / 2, y: height - 8, "text-anchor": "middle" }, `${layer.layer}`)));
   const frame = make("div", { class: "heat", tabindex: "0", role: "region", "aria-label": "Heat map of layers and heads" }, picture);
-  picture.style.minWidth = `${LEFT / 2 + budget.layers.length * 9}px`;
+  picture.style.minWidth = `${LEFT / 2 + budget.layers.length * 15}px`;
   picture.style.maxWidth = `${width * 1.6}px`;
   const names = Array.from({ length: heads }, (_, head) => `Head ${head}`);
   const rows = budget.layers.map((layer) => [
