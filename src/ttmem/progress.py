@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import SupportsFloat
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -31,6 +32,12 @@ class Progress:
     def show(self, name: str, total: int) -> Iterator[Advance]:
         """How a stage is shown; here, not at all."""
         yield lambda units: None
+
+    def figure(self, stage: str, step: int, value: SupportsFloat) -> None:
+        """A figure of training within a stage, its loss after `step` updates; here, not shown.
+
+        A tensor stays where it is until somebody wants its number, so that training does not wait for a GPU.
+        """
 
 
 class ConsoleProgress(Progress):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from ttmem.compaction.distillation import (
     supervised_loss,
     trainable,
 )
+from ttmem.compaction.fitting import fit
 from ttmem.compaction.kvzip_plus import KVzipPlus
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.rollouts import Rollouts
@@ -182,6 +183,23 @@ def test_training_lowers_the_loss_and_moves_everything(prepared: Prepared, stude
         assert torch.equal(source.keys, keys)
         assert torch.equal(source.values, values)
     assert all(parameter.grad is None for parameter in prepared.model.network.parameters())
+
+
+def test_losses_are_told_as_they_come(prepared: Prepared, student: Memory) -> None:
+    class Recorder(Progress):
+        def figure(self, stage: str, step: int, value: SupportsFloat) -> None:
+            told.append((stage, step, float(value)))
+
+    told: list[tuple[str, int, float]] = []
+    settings = replace(prepared.settings, distill_updates=3)
+    _, curve = distill(prepared.model, student, teaching(prepared), settings, 0, Recorder(), label="a stage")
+    assert told == [("a stage", i + 1, loss) for i, loss in enumerate(curve)]
+    told.clear()
+    fitted = replace(prepared.settings, fit_updates=4)
+    latents = 4
+    _, by_layer = fit(student.layers, latents, prepared.rollouts.pools, prepared.scales, fitted, 0, Recorder())
+    assert [step for _, step, _ in told] == [1, 2, 3, 4]
+    assert [loss for *_, loss in told] == pytest.approx([sum(losses) / len(losses) for losses in by_layer])
 
 
 @pytest.mark.parametrize("distill_passages", [0, 2])

@@ -6,6 +6,8 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,6 +16,8 @@ import pytest
 from ttmem import Memory, Model
 from ttmem.conversation import Conversation
 from ttmem.generation import greedy_answers
+
+from .conftest import TEXTS, running
 
 QUESTION = "\n\nQuestion: When does it leave?\nAnswer:"
 
@@ -109,6 +113,63 @@ def test_several_prompts_are_several_choices(server: Any, served: Model, memorie
     assert [choice.text for choice in tokens.choices] == [choice.text for choice in found.choices]
 
 
+def test_full_context_is_the_documents_own_answer(server: Any, served: Model, make_full: Any) -> None:
+    full, client = make_full(served, TEXTS["ferry"]), server.openai()
+    text, _ = expected(served, full, QUESTION, 12)
+    options: dict[str, Any] = {"max_tokens": 12, "extra_body": {"context": "full"}}
+    found = client.completions.create(model="tiny+ferry", prompt=[QUESTION, "\n\nWho?"], **options)
+    assert [choice.text for choice in found.choices] == [text, expected(served, full, "\n\nWho?", 12)[0]]
+    prompts = [served.encode(QUESTION), served.encode("\n\nWho?")]
+    assert found.usage.prompt_tokens == 2 * full.document_length + sum(map(len, prompts))  # the document is run
+    assert found.usage.document_tokens == full.document_length
+    assert found.usage.memory_tokens == 0
+    conversation = Conversation(served, full, max_new_tokens=10)
+    messages: list[Any] = [{"role": "user", "content": "When does it leave?"}]
+    chat = client.chat.completions.create(
+        model="tiny+ferry", messages=messages, max_tokens=10, extra_body={"context": "full"}
+    )
+    assert chat.choices[0].message.content == conversation.say("When does it leave?")
+    by_memory = client.completions.create(
+        model="tiny+ferry", prompt=QUESTION, max_tokens=12, extra_body={"context": "memory"}
+    )
+    plain = client.completions.create(model="tiny+ferry", prompt=QUESTION, max_tokens=12)
+    assert by_memory.choices == plain.choices
+    assert by_memory.usage == plain.usage
+
+
+def test_full_context_needs_a_sound_document(
+    server: Any, served: Model, memories: dict[str, Memory], tmp_path: Path
+) -> None:
+    client, body = server.http(), {"prompt": "Who?", "max_tokens": 4, "context": "full"}
+    memory = memories["lamps"]
+    memory.save(tmp_path / "without.ttmem", keep_document=False)
+    tokens = memory.tokens
+    assert tokens is not None
+    replace(memory, tokens=tokens * 0 + 300).save(tmp_path / "forged.ttmem")  # one beyond the vocabulary
+    for name, code in (("without", "document_not_kept"), ("forged", "memory_unusable")):
+        server.bring(tmp_path / f"{name}.ttmem", name)
+        answer = client.post("/v1/completions", json={"model": f"tiny+{name}", **body})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, code)
+        assert client.post("/v1/completions", json={"model": f"tiny+{name}", "prompt": "Who?"}).status_code == 200
+        assert client.delete(f"/v1/memories/{name}").status_code == 200
+    answer = client.post("/v1/completions", json={"model": "tiny", **body})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_memory")
+
+
+def test_full_context_within_the_limits(
+    make_settings: Any, served: Model, files: dict[str, Path], memories: dict[str, Memory], tmp_path: Path
+) -> None:
+    length = memories["ferry"].document_length
+    limits = {"batch_tokens": length + 10}
+    with running(make_settings(tmp_path / "data", limits), served) as server:
+        server.bring(files["ferry"], "ferry")
+        body = {"model": "tiny+ferry", "prompt": "W", "context": "full"}
+        assert server.http().post("/v1/completions", json={**body, "max_tokens": 9}).status_code == 200
+        answer = server.http().post("/v1/completions", json={**body, "max_tokens": 10})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert server.http().post("/v1/completions", json={**body, "max_tokens": 10, "context": "memory"}).is_success
+
+
 def test_models_are_listed(server: Any) -> None:
     client = server.openai()
     listed = [model.id for model in client.models.list()]
@@ -130,6 +191,9 @@ def test_models_are_listed(server: Any) -> None:
         ({"memory": "auto"}, 400, "not_supported"),
         ({"model": "tiny+ferry", "memory": "lamps"}, 400, "two_memories"),
         ({"memroy": "ferry"}, 400, "invalid_request"),
+        ({"model": "tiny+ferry", "context": "half"}, 400, "invalid_request"),
+        ({"model": "tiny+ferry", "context": "full", "prompt": ""}, 400, "invalid_prompt"),
+        ({"model": "tiny+ferry", "context": "full", "prompt": "x " * 3000}, 400, "context_length_exceeded"),
         ({"n": 2}, 400, "invalid_request"),
         ({"temperature": -1}, 400, "invalid_request"),
         ({"top_p": 0}, 400, "invalid_request"),

@@ -21,6 +21,7 @@ def test_progress_grows(updates: list[tuple[str, float]]) -> None:
         estimate.update(stage, fraction)
         assert before <= estimate.fraction <= 0.99
         assert estimate.stage == stage
+        assert estimate.stages[stage] == fraction
         before = estimate.fraction
 
 

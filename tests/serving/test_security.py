@@ -38,6 +38,7 @@ def test_another_keys_memory_is_as_if_it_were_not(keyed: Any, files: dict[str, P
             bob.get(f"/v1/memories/{reference}"),
             bob.get(f"/v1/memories/{reference}/file"),
             bob.get(f"/v1/memories/{reference}/events"),
+            bob.get(f"/v1/memories/{reference}/budget"),
             bob.post(f"/v1/memories/{reference}/cancel"),
             bob.delete(f"/v1/memories/{reference}"),
             bob.get("/v1/memories", params={"after": reference}),

@@ -35,7 +35,11 @@ def test_a_document_becomes_the_memory_that_compact_gives(server: Any, served: M
     assert followed[-1]["status"] == "ready", followed[-1]
     fractions = [event["progress"]["fraction"] for event in followed if event["progress"]]
     assert fractions == sorted(fractions)
+    stages = [part["stage"] for part in [event["progress"] for event in followed if event["progress"]][-1]["stages"]]
+    assert stages[:3] == ["converting", "loading the model", "reading the document"]
     found = server.wait(id)
+    assert found["losses"] == followed[-1]["losses"] == {}  # nothing is trained
+    assert "losses" not in client.get("/v1/memories").json()["data"][-1]
     assert found["details"]["document"]["tokens"] == len(served.encode(TEXTS["ferry"]))
     file = tmp_path / "memory.ttmem"
     file.write_bytes(client.get("/v1/memories/job/file").content)
@@ -55,6 +59,40 @@ def test_a_document_becomes_the_memory_that_compact_gives(server: Any, served: M
     for path in ("", "/file", "/events"):
         assert client.get(f"/v1/memories/{id}{path}").status_code == 404
     assert client.post("/v1/completions", json={"model": "tiny+job", "prompt": "Who?"}).status_code == 404
+
+
+@pytest.mark.slow
+def test_losses_are_followed_and_kept(server: Any) -> None:
+    client = server.http()
+    trained = {**TINY, "distill_updates": 5, "fit_updates": 7, "fit_positions": 8}
+    body = {"text": TEXTS["ferry"], "tokens": 8, "preset": "paper", "settings": trained, "measure": False}
+    id = client.post("/v1/memories", json=body).json()["id"]
+    followed = sse(client.get(f"/v1/memories/{id}/events").text)
+    losses = followed[-1]["losses"]
+    assert {stage: points[-1][0] for stage, points in losses.items()} == {
+        "stage 1: attention fitting": 7,
+        "stage 2: distillation": 5,
+    }
+    assert all(points[0][0] == 1 and all(loss > 0 for _, loss in points) for points in losses.values())
+    assert client.get(f"/v1/memories/{id}").json()["losses"] == losses
+    assert "losses" not in client.get(f"/v1/memories/{id}").json()["details"]
+    assert client.delete(f"/v1/memories/{id}").status_code == 200
+    assert id not in server.app.state.jobs.curves
+
+
+def test_the_budget_is_told_for_ready_memories(server: Any, memories: dict[str, Memory]) -> None:
+    client = server.http()
+    for _ in range(2):  # worked out, then from the cache
+        found = client.get("/v1/memories/ferry/budget").json()
+        assert found["id"] == client.get("/v1/memories/ferry").json()["id"]
+        assert [tuple(layer["entries"]) for layer in found["layers"]] == [
+            layer.lengths for layer in memories["ferry"].compacted
+        ]
+    queued = client.post("/v1/memories", json={"text": TEXTS["lamps"]}).json()["id"]
+    answer = client.get(f"/v1/memories/{queued}/budget")
+    assert answer.status_code == 409
+    client.delete(f"/v1/memories/{queued}")
+    assert client.get(f"/v1/memories/{queued}/budget").status_code == 404
 
 
 def test_jobs_are_cancelled_and_deleted(server: Any) -> None:

@@ -17,7 +17,8 @@ def serve(
     api_key_file: Path | None = typer.Option(None, help="Keys, one per line: KEY or NAME KEY."),
     name: str | None = typer.Option(None, help="The model's name for clients [its own]."),
     cors_origin: list[str] = typer.Option([], help="An origin whose web pages may call the server; none by default."),
-    static: Path | None = typer.Option(None, help="A folder with a web page, served at /."),
+    static: Path | None = typer.Option(None, help="A folder with another web page, served at / instead of ttmem's."),
+    no_page: bool = typer.Option(False, "--no-page", help="Serve no web page."),
     max_running: int = typer.Option(64, min=1, help="Answers written together."),
     max_waiting: int = typer.Option(256, min=1, help="Requests in the queue; beyond, 429."),
     max_jobs: int = typer.Option(32, min=1, help="Compactions in the queue; beyond, 429."),
@@ -46,6 +47,7 @@ def serve(
         key_file=api_key_file,
         origins=tuple(cors_origin),
         static=static,
+        page=not no_page,
         limits=limits,
     )
     if job_threads is not None:

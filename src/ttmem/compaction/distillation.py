@@ -118,6 +118,7 @@ def distill(
             torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
             optimizer.step()
             curve.append(total)
+            progress.figure(label, update + 1, total)
             advance(1)
             if checkpoint is not None and (update + 1) % CHECKPOINT_EVERY == 0:
                 checkpoint(_state(update + 1, parameters, optimizer, generator))

@@ -20,6 +20,7 @@ from ttmem.compaction.settings import LatentSettings
 from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.progress import Progress
 
+LABEL = "stage 1: attention fitting"
 STD_FLOOR = 1e-4
 SMALLEST_SHARE = 1e-3
 """The share of a query's mass that trained entries are assumed to carry at least."""
@@ -86,14 +87,15 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     pool = problem.queries.shape[-2]
     curve: list[Tensor] = []
-    with progress.stage("stage 1: attention fitting", settings.fit_updates) as advance:
-        for _ in range(settings.fit_updates):
+    with progress.stage(LABEL, settings.fit_updates) as advance:
+        for update in range(settings.fit_updates):
             positions = torch.randint(pool, (min(settings.fit_positions, pool),), generator=generator)
             losses = problem.losses(positions.to(problem.queries.device), settings.log_z_weight)
             optimizer.zero_grad()
             losses.sum().backward()
             optimizer.step()
             curve.append(losses.detach())
+            progress.figure(LABEL, update + 1, curve[-1].mean())
             advance(1)
     return fitted_layers(layers, problem), torch.stack(curve).tolist() if curve else []
 

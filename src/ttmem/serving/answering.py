@@ -111,6 +111,7 @@ class Answering:
         self.name, self.engine, self.encoder, self.library = name, engine, encoder, library
         self.conversations, self.store, self.limits = conversations, store, limits
         self.metrics: Metrics = engine.metrics
+        self.vocabulary: int = engine.model.network.get_input_embeddings().num_embeddings
         self.started = int(time.time())
 
     def router(self) -> APIRouter:
@@ -184,12 +185,17 @@ class Answering:
         """The memory a request asks."""
         reference = self.reference(body.model, body.memory)
         if reference is None:
+            if body.full:
+                raise ApiError(400, "no_memory", "context: full needs a memory, whose document is to be read", "memory")
             return None
         param = "memory" if body.memory is not None else "model"
         return await self.library.get(await self.find(owner, reference, param))
 
     async def conversation(self, owner: str, body: ChatRequest, messages: list[dict[str, str]]) -> Turns:
         """A conversation that compacts itself, about the document that the model's name names, or none."""
+        if body.full:
+            message = "context: full reads a memory's document; a conversation with memory: auto has none of its own"
+            raise ApiError(400, "not_supported", message, "context")
         reference = self.reference(body.model, None)
         document = None if reference is None else await self.find(owner, reference, "model")
         return await self.conversations.turns(owner, document, messages, body.auto or AutoOptions())
@@ -198,9 +204,8 @@ class Answering:
         """A prompt's tokens, checked."""
         if isinstance(prompt, str):
             return await self.encoded(self.encoder.text, prompt)
-        vocabulary = self.engine.model.network.get_input_embeddings().num_embeddings
-        if prompt and max(prompt) >= vocabulary:
-            raise ApiError(400, "invalid_prompt", f"the model has tokens 0 to {vocabulary - 1}", "prompt")
+        if prompt and max(prompt) >= self.vocabulary:
+            raise ApiError(400, "invalid_prompt", f"the model has tokens 0 to {self.vocabulary - 1}", "prompt")
         return prompt
 
     async def encoded(self, encode: Any, *arguments: Any) -> list[int]:
@@ -220,7 +225,13 @@ class Answering:
         default: int,
         conversation: dict[str, Any] | None = None,
     ) -> Answers:
-        """Queue one sequence per prompt. Raises ApiError: 400 for what does not fit, 429 when the queue is full."""
+        """Queue one sequence per prompt. Raises ApiError: 400 for what does not fit, 429 when the queue is full.
+
+        In full context the document is run before each prompt, and its memory is not used.
+        """
+        document: list[int] = []
+        if body.full and memory is not None:
+            document, memory = self.document(memory), None
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
@@ -233,23 +244,35 @@ class Answering:
             sampling = Sampling(
                 body.temperature or 0.0, 1.0 if body.top_p is None else body.top_p, seed_of(body.seed, index)
             )
-            most = self.allowed(len(prompt), memory, limit, default)
-            requests.append(Request(prompt, memory, most, partial(emit, index), sampling, body.stops))
+            most = self.allowed(len(prompt), len(document), memory, limit, default)
+            requests.append(Request(document + prompt, memory, most, partial(emit, index), sampling, body.stops))
         self.engine.submit(requests)
-        usage = Usage.behind(memory)
-        usage.prompt = sum(map(len, prompts))
+        usage = Usage(document=len(document)) if document else Usage.behind(memory)
+        usage.prompt = sum(len(request.prompt) for request in requests)
         return Answers(requests, events, usage, kind, body.model, conversation)
 
-    def allowed(self, prompt: int, memory: Memory | None, limit: int | None, default: int) -> int:
-        """Tokens an answer may have. Raises ApiError 400 for an empty prompt and where positions do not reach."""
+    def document(self, memory: Memory) -> list[int]:
+        """The tokens of a memory's document. Raises ApiError 409 where they were not kept, or are not the model's."""
+        if memory.tokens is None:
+            message = "this memory was made without keep_document: there is no document to answer from in full context"
+            raise ApiError(409, "document_not_kept", message, "context")
+        if int(memory.tokens.max()) >= self.vocabulary:
+            raise ApiError(409, "memory_unusable", "the document's tokens are not this model's", "context")
+        return [int(token) for token in memory.tokens.tolist()]
+
+    def allowed(self, prompt: int, document: int, memory: Memory | None, limit: int | None, default: int) -> int:
+        """Tokens an answer may have behind a document that is run (0: none is) or a memory.
+
+        Raises ApiError 400 for an empty prompt and where positions do not reach.
+        """
         if prompt == 0:
             raise ApiError(400, "invalid_prompt", "the prompt is empty", "prompt")
         if limit is not None and limit > self.limits.answer_tokens:
             message = f"this server writes answers of up to {self.limits.answer_tokens} tokens, not {limit}"
             raise ApiError(400, "too_many_tokens", message, "max_tokens")
-        before = prompt + (0 if memory is None else memory.document_length)
+        before = prompt + (document if memory is None else memory.document_length)
         positions = self.engine.model.max_positions
-        room = min(self.limits.batch_tokens - prompt, (positions or 2**31) - before)
+        room = min(self.limits.batch_tokens - document - prompt, (positions or 2**31) - before)
         if room < (limit or 1):
             raise ApiError(
                 400,

@@ -33,6 +33,7 @@ from ttmem.serving.settings import ServeSettings
 from ttmem.serving.shelf import Shelf, invalid
 from ttmem.serving.store import Store
 from ttmem.serving.text import Encoder
+from ttmem.serving.web_page import add_page
 from ttmem.versions import version_of
 
 log = logging.getLogger("ttmem.serving")
@@ -87,6 +88,8 @@ def create_app(settings: ServeSettings, model: Model, keys: Keys | None = None) 
 
     if settings.static is not None:
         app.mount("/", StaticFiles(directory=settings.static, html=True))
+    elif settings.page:
+        add_page(app)
     _handle_errors(app)
     app.add_middleware(Gate, settings=settings, keys=keys, metrics=metrics)
     if settings.origins:

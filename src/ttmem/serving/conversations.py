@@ -194,7 +194,7 @@ class Conversations:
         try:
             async with self._one:
                 await to_thread.run_sync(self.store.check_room, 0)
-                outcome = await run_worker(self.settings, job, lambda stage, fraction: None)
+                outcome = await run_worker(self.settings, job, lambda told: None)
             result = (outcome or {}).get("code", result)
             done = (outcome or {}).get("done")
             if document is not None and not self.store.memory_file(document.id).exists():

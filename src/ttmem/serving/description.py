@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from torch import Tensor
+
+from ttmem.compaction.settings import Budget, LatentSettings
+from ttmem.errors import BudgetError
 from ttmem.memory import Memory
+from ttmem.memory.layer import WindowMemory
 
 
 def describe(memory: Memory) -> dict[str, Any]:
@@ -21,9 +26,66 @@ def describe(memory: Memory) -> dict[str, Any]:
         else None,
         "entries": memory.entries,
         "loaded_bytes": memory.num_bytes(),
+        "full_bytes": full_bytes(memory),
         "document_kept": memory.tokens is not None,
         "created": _text(info.created),
     }
+
+
+def full_bytes(memory: Memory) -> int:
+    """Bytes of the document's whole KV cache in the memory's dtype: every token in a global layer, a sliding layer's
+    window as the memory has it."""
+    total = 0
+    for layer in memory.layers:
+        if isinstance(layer, WindowMemory):
+            total += layer.num_bytes()
+        else:
+            per_token = (layer.keys.shape[-1] + layer.values.shape[-1]) * layer.keys.element_size()
+            total += memory.document_length * layer.num_heads * per_token
+    return total
+
+
+def budget_map(memory: Memory) -> dict[str, Any]:
+    """Where the budget went: entries of each layer and KV head, their biases, and what they began as where that is
+    known."""
+    layers: list[dict[str, Any]] = []
+    for index, layer in enumerate(memory.layers):
+        if isinstance(layer, WindowMemory):
+            layers.append({"layer": index, "window": layer.window, "entries": [layer.keys.shape[1]] * layer.num_heads})
+            continue
+        biases = [_spread(part) for part in layer.biases.float().split(layer.lengths)]
+        layers.append({"layer": index, "window": None, "entries": list(layer.lengths), "biases": biases})
+    return {
+        "document_tokens": memory.document_length,
+        "entries": memory.entries,
+        "roles": roles(memory),
+        "layers": layers,
+    }
+
+
+def _spread(biases: Tensor) -> dict[str, float] | None:
+    """Mean, smallest and largest bias of a head; None where it keeps nothing."""
+    if biases.numel() == 0:
+        return None
+    figures = {"mean": biases.mean(), "least": biases.min(), "most": biases.max()}
+    return {name: round(figure.item(), 4) for name, figure in figures.items()}
+
+
+def roles(memory: Memory) -> dict[str, int] | None:
+    """Anchors and diversifiers of each head; the rest of its entries are preservers. None where this is not known:
+    for other methods, and where the split of the budget was chosen for the document."""
+    info = memory.info
+    try:
+        settings = LatentSettings(**info.settings)
+        budget = Budget.of(memory.document_length, None, info.budget["tokens"])
+        latents, anchors = settings.latents(budget), settings.anchors(budget)
+    except (TypeError, ValueError, BudgetError):
+        return None
+    chosen = settings.choose_split or settings.initializer != "mixed"
+    fits = all(kept >= latents for layer in memory.compacted for kept in layer.lengths)
+    if info.method != "latent" or chosen or not fits:
+        return None
+    return {"anchors": anchors, "diversifiers": latents - anchors}
 
 
 def _number(value: Any) -> float | int | None:

@@ -34,6 +34,8 @@ class Estimate:
     stage: str = "starting"
     stage_fraction: float = 0.0
     fraction: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    """Each stage that has begun, in this order, and how far it is."""
     _done: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -51,6 +53,7 @@ class Estimate:
                 self._done[earlier] = 1.0
             self._done[name] = max(fraction, self._done.get(name, 0.0))
         self.stage, self.stage_fraction = stage, fraction
+        self.stages[stage] = fraction
         total = sum(self.expected.values())
         done = sum(self.expected[name] * part for name, part in self._done.items())
         self.fraction = max(self.fraction, min(done / total, 0.99) if total else 0.0)

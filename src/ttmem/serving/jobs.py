@@ -11,6 +11,7 @@ from typing import Any
 
 from anyio import to_thread
 
+from ttmem.serving.curves import Curves
 from ttmem.serving.errors import ApiError
 from ttmem.serving.estimate import Estimate
 from ttmem.serving.metrics import Metrics
@@ -30,6 +31,7 @@ class Jobs:
     def __init__(self, settings: ServeSettings, store: Store, metrics: Metrics) -> None:
         self.settings, self.store, self.metrics = settings, store, metrics
         self.progress: dict[str, Estimate] = {}
+        self.curves: dict[str, Curves] = {}
         self._changed = asyncio.Event()
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._task: asyncio.Task[None] | None = None
@@ -75,6 +77,7 @@ class Jobs:
     async def _compact(self, record: Record) -> None:
         kind = job_kind(record)
         self.progress[record.id] = Estimate.of(await to_thread.run_sync(self.store.timings, kind))
+        self.curves.setdefault(record.id, Curves())  # a job that died goes on
         started = time.monotonic()
         log.info("job_started", extra={"fields": {"memory": record.id, "attempt": record.attempts + 1}})
         outcome: dict[str, Any] | None = None
@@ -87,6 +90,8 @@ class Jobs:
             self._processes.pop(record.id, None)
             self.progress.pop(record.id, None)
         result = await to_thread.run_sync(self._settle, record, kind, outcome)
+        if result != "died":
+            self.curves.pop(record.id, None)
         seconds = time.monotonic() - started
         self.metrics.job(result, seconds)
         fields = {"memory": record.id, "outcome": result, "seconds": round(seconds, 3)}
@@ -96,11 +101,18 @@ class Jobs:
 
     async def _work(self, record: Record) -> dict[str, Any] | None:
         """Run the worker to its last line: {"done": ...} or {"error": ...}; None when it died without one."""
+        progress, curves = self.progress[record.id], self.curves[record.id]
 
         def started(process: asyncio.subprocess.Process) -> None:
             self._processes[record.id] = process
 
-        return await run_worker(self.settings, self._job(record), self.progress[record.id].update, started)
+        def report(told: dict[str, Any]) -> None:
+            if "curve" in told:
+                curves.add(told["curve"], told["step"], told["loss"])
+            else:
+                progress.update(told["stage"], told["fraction"])
+
+        return await run_worker(self.settings, self._job(record), report, started)
 
     def _settle(self, record: Record, kind: str, outcome: dict[str, Any] | None) -> str:
         """Write the end of a job into the store."""
@@ -111,7 +123,8 @@ class Jobs:
         if "done" not in outcome:
             return "failed" if self.store.fail(record.id, outcome["code"], outcome["error"]) else "cancelled"
         file = self.store.job_folder(record.id) / "memory.ttmem"
-        if not self.store.complete(record.id, outcome["done"], file):
+        details = {**outcome["done"], "losses": self.curves.get(record.id, Curves()).body()}
+        if not self.store.complete(record.id, details, file):
             self.store.sweep(record.id)
             return "cancelled"
         if "seconds" in outcome:

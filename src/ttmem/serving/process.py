@@ -16,12 +16,13 @@ LINE_BYTES = 2**20
 async def run_worker(
     settings: ServeSettings,
     job: dict[str, Any],
-    report: Callable[[str, float], None],
+    report: Callable[[dict[str, Any]], None],
     started: Callable[[asyncio.subprocess.Process], None] = lambda process: None,
 ) -> dict[str, Any] | None:
     """Run a worker to its last line: {"done": ...} or {"error": ...}; None when it died without one.
 
-    report(stage, fraction) is called as it goes on. The process has ended when this returns, or is cancelled.
+    report is called with every other line: a stage and its fraction, or a step of a curve. The process has ended when
+    this returns, or is cancelled.
     """
     process = await asyncio.create_subprocess_exec(
         *settings.worker,
@@ -52,7 +53,7 @@ async def run_worker(
 
 
 async def _follow(
-    lines: asyncio.StreamReader, report: Callable[[str, float], None], conversion: float
+    lines: asyncio.StreamReader, report: Callable[[dict[str, Any]], None], conversion: float
 ) -> dict[str, Any] | None:
     """Read its lines. Only turning a document into text has a time limit: a compaction takes as long as it takes."""
     converting = True
@@ -66,7 +67,8 @@ async def _follow(
         if not line.endswith(b"\n"):
             return None
         told = json.loads(line)
-        if "stage" not in told:
+        if "stage" in told:
+            converting = told["stage"] == "converting" and told["fraction"] < 1
+        elif "curve" not in told:
             return dict(told)
-        converting = told["stage"] == "converting" and told["fraction"] < 1
-        report(told["stage"], told["fraction"])
+        report(told)

@@ -34,6 +34,8 @@ class AnswerRequest(Strict):
     model: Annotated[str, Field(min_length=1, max_length=400)]
     memory: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Id or name of the memory to answer from."""
+    context: Literal["memory", "full"] | None = None
+    """What stands before the prompt: the memory, or the whole document it is of, where that was kept."""
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -46,6 +48,11 @@ class AnswerRequest(Strict):
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the document's tokens are to be run, instead of answering from its memory."""
+        return self.context == "full"
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class Limits:
 class ServeSettings:
     """Model, address, folder and limits of a server.
 
-    origins: web pages' origins that may call it, none by default. static: a folder of a web page, served at `/`.
+    origins: web pages' origins that may call it, none by default. static: a folder of a web page, served at `/` in
+    place of ttmem's own; without `page` there is none.
     job_threads, job_niceness: of a compaction, which runs in a process of its own, at lower priority by default.
     """
 
@@ -69,6 +70,7 @@ class ServeSettings:
     key_file: Path | None = None
     origins: tuple[str, ...] = ()
     static: Path | None = None
+    page: bool = True
     job_threads: int = max(1, (os.cpu_count() or 1) // 2)
     job_niceness: int = 10
     worker: tuple[str, ...] = WORKER

@@ -25,7 +25,7 @@ from ttmem.errors import BudgetError, DocumentError, MemoryFileError, MemoryMism
 from ttmem.models import Model
 from ttmem.serving.answering import EVENT_STREAM, NO_BUFFER, sse
 from ttmem.serving.conversations import Conversations
-from ttmem.serving.description import describe
+from ttmem.serving.description import budget_map, describe
 from ttmem.serving.documents import TEXT_KINDS, decode, kind_of
 from ttmem.serving.errors import ApiError, SafeJSON, refused
 from ttmem.serving.jobs import Jobs
@@ -40,6 +40,9 @@ Body = TypeVar("Body", bound=BaseModel)
 
 TICK = 0.25
 """Seconds between two looks at a job whose events are followed."""
+
+BUDGETS = 64
+"""Maps of budgets that are kept; each is a few kilobytes."""
 
 KINDS = "txt, md, pdf, html or docx"
 
@@ -59,6 +62,7 @@ class Shelf:
     ) -> None:
         self.model, self.store, self.jobs, self.library = model, store, jobs, library
         self.conversations, self.encoder, self.limits = conversations, encoder, limits
+        self.budgets: dict[str, dict[str, Any]] = {}
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/memories")
@@ -95,7 +99,7 @@ class Shelf:
         ) -> Response:
             """Memories and jobs, oldest first; `after` an id for the next page."""
             records = await to_thread.run_sync(self.store.page, request.state.owner, limit + 1, after)
-            data = [self.describe(record) for record in records[:limit]]
+            data = [self.describe(record, with_losses=False) for record in records[:limit]]
             return SafeJSON({"object": "list", "data": data, "has_more": len(records) > limit})
 
         @router.get("/{reference}")
@@ -108,6 +112,12 @@ class Shelf:
             """Server-sent events of a job until it has ended."""
             record = await self.find(request, reference)
             return StreamingResponse(self.follow(record), media_type=EVENT_STREAM, headers=NO_BUFFER)
+
+        @router.get("/{reference}/budget")
+        async def budget(request: HttpRequest, reference: str) -> Response:
+            """Where a memory's budget went: entries and biases by layer and KV head."""
+            record = await self.find(request, reference)
+            return SafeJSON({"id": record.id, "object": "memory.budget", **await self.budget(record)})
 
         @router.post("/{reference}/cancel")
         async def cancel(request: HttpRequest, reference: str) -> Response:
@@ -135,6 +145,8 @@ class Shelf:
             await to_thread.run_sync(self.store.delete, record.id)
             self.library.forget(record.id)
             await self.conversations.forget_document(record.id)
+            self.jobs.curves.pop(record.id, None)
+            self.budgets.pop(record.id, None)
             return SafeJSON({"id": record.id, "object": "memory", "deleted": True})
 
         return router
@@ -142,8 +154,8 @@ class Shelf:
     async def find(self, request: HttpRequest, reference: str) -> Record:
         return await to_thread.run_sync(self.store.find, request.state.owner, reference)
 
-    def describe(self, record: Record) -> dict[str, Any]:
-        """A memory as JSON. progress: of a job under way."""
+    def describe(self, record: Record, with_losses: bool = True) -> dict[str, Any]:
+        """A memory as JSON. progress: of a job under way. losses: of its training, left out of lists."""
         estimate = self.jobs.progress.get(record.id)
         progress = None
         if estimate is not None and record.status == "running":
@@ -153,8 +165,10 @@ class Shelf:
                 "stage_fraction": round(estimate.stage_fraction, 4),
                 "fraction": round(estimate.fraction, 4),
                 "seconds_left": None if left is None else round(left, 1),
+                "stages": [{"stage": name, "fraction": round(part, 4)} for name, part in estimate.stages.items()],
             }
-        return {
+        details = {name: value for name, value in record.details.items() if name != "losses"}
+        body = {
             "id": record.id,
             "object": "memory",
             "name": record.name,
@@ -164,8 +178,22 @@ class Shelf:
             "bytes": record.bytes,
             "progress": progress,
             "error": record.error,
-            "details": record.details or None,
+            "details": details or None,
         }
+        if with_losses:
+            curves = self.jobs.curves.get(record.id)
+            body["losses"] = record.details.get("losses", {}) if curves is None else curves.body()
+        return body
+
+    async def budget(self, record: Record) -> dict[str, Any]:
+        """A ready memory's budget, worked out once. Raises ApiError 409 while it is not ready, or is damaged."""
+        check_ready(record)
+        if record.id not in self.budgets:
+            memory = await self.library.get(record)
+            self.budgets[record.id] = await to_thread.run_sync(budget_map, memory)
+            while len(self.budgets) > BUDGETS:
+                self.budgets.pop(next(iter(self.budgets)))
+        return self.budgets[record.id]
 
     async def from_json(self, request: HttpRequest) -> Record:
         data = await to_thread.run_sync(parse_json, await request.body())

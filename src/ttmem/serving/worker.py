@@ -8,6 +8,7 @@ next worker goes on from them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, SupportsFloat
 
 from ttmem.errors import MemoryFileError, ResumeError, TtmemError
 from ttmem.progress import Advance, Progress
@@ -32,6 +33,8 @@ class PipeProgress(Progress):
     def __init__(self, pipe: IO[str]) -> None:
         super().__init__()
         self.pipe = pipe
+        self.told = -math.inf
+        self.untold: tuple[str, int, SupportsFloat] | None = None
 
     def tell(self, **fields: Any) -> None:
         self.pipe.write(json.dumps(fields) + "\n")
@@ -50,7 +53,23 @@ class PipeProgress(Progress):
                 self.tell(stage=name, fraction=min(done / max(total, 1), 1.0))
 
         yield advance
+        self._tell_figure()
         self.tell(stage=name, fraction=1.0)
+
+    def figure(self, stage: str, step: int, value: SupportsFloat) -> None:
+        """Tell a loss, now and then: reading one from a GPU waits for it."""
+        self.untold = (stage, step, value)
+        if step == 1 or time.monotonic() - self.told >= EVERY:
+            self._tell_figure()
+
+    def _tell_figure(self) -> None:
+        if self.untold is None:
+            return
+        (stage, step, value), self.untold = self.untold, None
+        self.told = time.monotonic()
+        loss = float(value)
+        if math.isfinite(loss):
+            self.tell(loss=loss, step=step, curve=stage)
 
 
 def work(job: dict[str, Any], progress: PipeProgress) -> dict[str, Any]:
