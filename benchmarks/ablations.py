@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("ablations"))
     arguments = parser.parse_args()
     model = ttmem.load_model(arguments.model)
-    base = preset_settings(arguments.preset)
+    base = replace(preset_settings(arguments.preset), choose_split=False)  # what is split is what is ablated
     groups = {
         name: group for name, group in variants(base).items() if any(part in name for part in arguments.only)
     }
