@@ -73,7 +73,7 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
         optimizer=arguments.optimizer,
         lr=arguments.lr,
         weight_decay=0.1,
-        schedule="hold",
+        schedule="wsd",
         warmup=min(100, arguments.steps // 10),
         checkpoint_every=100,
     )
