@@ -29,8 +29,8 @@ from training_run import add_options, changed, checkpoint_gradients, run_trainin
 from transformers import PreTrainedModel
 
 from ttmem.fast_weights import TTCDConfig, state_bytes
+from ttmem.fast_weights.counting import training_plan
 from ttmem.fast_weights.recipes import RECIPES, SYSTEMS, Recipe, build, load_base, outlined
-from ttmem.training.counting import training_plan
 from ttmem.training.parallel import World, start_world
 
 

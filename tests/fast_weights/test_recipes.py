@@ -11,8 +11,8 @@ import torch
 from ttmem.errors import BudgetError, ModelError
 from ttmem.fast_weights import TTCDForCausalLM
 from ttmem.fast_weights.config import TTCDConfig
+from ttmem.fast_weights.counting import forward_flops, training_plan
 from ttmem.fast_weights.recipes import RECIPES, SYSTEMS, build, make_config, outlined
-from ttmem.training.counting import forward_flops, training_plan
 from ttmem.training.loop import TrainSettings
 
 PAPER = {
@@ -127,6 +127,22 @@ def test_operations_are_those_of_the_products() -> None:
     T, d, f, width, kv = 32, 16, 24, 16, 8
     layer = 2 * T * (d * (width + 2 * kv) + width * d + 3 * d * f) + 2 * 2 * T * T * width
     assert forward_flops(network, T) == 3 * layer + 2 * T * d * 50
+
+
+@pytest.mark.parametrize("rule", ["ttcd", "gated_deltanet", "window"])
+def test_layers_that_are_alike_are_counted_once(rule: str) -> None:
+    """As many operations as a run of all layers has."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    windows = {"windows": [None, 4, 4], "teacher_window": 8, "student_window": 4, "chunk_size": 4}
+    layers = {"ttcd": [1], "gated_deltanet": [1, 2], "window": []}[rule]
+    with torch.device("meta"):
+        network = TTCDForCausalLM(TTCDConfig(**{**TINY, **windows}, rule=rule, fast_layers=layers))
+    found = forward_flops(network, 96)
+    assert len(network.model.layers) == 3
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(1, 96, dtype=torch.long, device="meta"), use_cache=False)
+    assert found == counter.get_total_flops()
 
 
 def test_a_plan_is_what_training_takes() -> None:

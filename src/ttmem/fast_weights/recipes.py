@@ -7,7 +7,7 @@ Continual pre-training: Tables 3 and 5. Ours, where neither says: where "wsd" be
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -233,14 +233,14 @@ def load_base(name: str) -> PreTrainedModel:
 
 def outlined(
     recipe: Recipe, system: str = "ttcd", changes: dict[str, Any] | None = None, yarn: float | None = None
-) -> PreTrainedModel:
+) -> TTCDForCausalLM:
     """The same model without numbers, on the meta device: to be counted, with nothing downloaded.
 
-    "full" in a base is a `TTCDForCausalLM` of its size, since transformers' models look at positions' values.
+    "full" in a base is a `TTCDForCausalLM` of its size.
     """
     with torch.device("meta"):
         if recipe.base is None:
-            return build(recipe, system, changes, yarn=yarn)
+            return cast(TTCDForCausalLM, build(recipe, system, changes, yarn=yarn))
         base = AutoModelForCausalLM.from_config(AutoConfig.for_model(**recipe.outline))
         network = build(recipe, system, changes, base, yarn)
-        return install(network, rule="window") if system == "full" else network
+        return install(network, rule="window") if system == "full" else cast(TTCDForCausalLM, network)
