@@ -1,7 +1,7 @@
 """What fast weights cost: reading a prompt, and decoding behind it, against the context's length.
 
     python benchmarks/fast_weights_cost.py [--systems window full in_place ttcd ...] [--contexts 1024 2048 4096 8192]
-        [--hidden 192] [--window 512] [--rounds 5] [--minutes 5] [--threads 1] [--dtype float32] [--device cpu]
+        [--hidden 192] [--window 512] [--rounds 7] [--minutes 5] [--threads 1] [--dtype float32] [--device cpu]
 
 All systems are models of one shape with random weights; what they cost does not depend on what they have learned.
 "ttcd" attends through both windows at once, "ttcd_two_passes" attends twice. Per round, every system reads every
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512, help="of the teacher; the student's and the chunk are half")
     parser.add_argument("--piece", type=int, default=2048, help="tokens read at once")
     parser.add_argument("--steps", type=int, default=24, help="decode steps behind each context")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=5.0, help="no new round after so much time")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
