@@ -71,14 +71,14 @@ def main() -> None:
     parser.add_argument("--docs", type=int, default=20)
     parser.add_argument("--ratio", type=float, default=16)
     parser.add_argument("--preset", default="paper")
-    parser.add_argument("--only", help="only tables and figures whose name holds this")
+    parser.add_argument("--only", nargs="+", default=[""], help="only tables and figures whose names hold one of these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("ablations"))
     arguments = parser.parse_args()
     model = ttmem.load_model(arguments.model)
-    base = preset_settings(arguments.preset)
+    base = replace(preset_settings(arguments.preset), choose_split=False)  # what is split is what is ablated
     groups = {
-        name: group for name, group in variants(base).items() if not arguments.only or arguments.only in name
+        name: group for name, group in variants(base).items() if any(part in name for part in arguments.only)
     }
     distinct = {settings: None for group in groups.values() for settings in group.values()}
     plan = Plan((arguments.task,), ("latent",), (arguments.ratio,), tuple(arguments.lengths), arguments.docs)

@@ -25,29 +25,37 @@ ALL = ("full", "latent", "kvzip+", "am", "am-omp", "snapkv", "pyramidkv", "summa
 
 @dataclass(frozen=True)
 class Suite:
-    """What one claim needs: model, tasks, methods, ratios, lengths, documents, questions per document."""
+    """What one claim needs: model, tasks with the questions per document (None: the task's own), methods, ratios,
+    lengths, documents."""
 
     model: str | None
-    tasks: tuple[str, ...]
+    tasks: dict[str, int | None]
     ratios: tuple[float, ...]
     lengths: tuple[int, ...]
     docs: int
     methods: tuple[str, ...] = ALL
-    questions: int | None = None
 
 
 SUITES = {
     "phonebook": Suite(
-        str(PHONEBOOK_MODEL), ("phonebook",), (4, 8, 16, 32, 64), (1024,), 20, questions=20
+        str(PHONEBOOK_MODEL), {"phonebook": 20}, (4, 8, 16, 32, 64), (1024,), 20
     ),
     "ruler": Suite(
         None,
-        ("niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multikey_2", "niah_multiquery"),
+        {
+            "niah_single_1": None,
+            "niah_single_2": None,
+            "niah_single_3": None,
+            "niah_multikey_1": 4,
+            "niah_multikey_2": 8,
+            "niah_multivalue": None,
+            "niah_multiquery": None,
+        },
         (8, 16, 32),
         (1024, 2048, 4096),
         5,
     ),
-    "facts": Suite(None, ("facts",), (8, 16, 32), (1200, 3000), 5),
+    "facts": Suite(None, {"facts": None}, (8, 16, 32), (1200, 3000), 5),
 }
 
 
@@ -72,8 +80,8 @@ def main() -> None:
         arguments.docs or suite.docs,
         arguments.seed,
     )
-    options = {} if suite.questions is None else {"questions": suite.questions}
-    tasks = {name: make_task(name, **options) for name in plan.tasks}
+    counts = {name: suite.tasks.get(name) for name in plan.tasks}
+    tasks = {name: make_task(name, **({} if n is None else {"questions": n})) for name, n in counts.items()}
     model = ttmem.load_model(suite.model)
     settings = preset_settings(arguments.preset)
     folder = arguments.folder or Path(f"accuracy-{arguments.suite}-{arguments.preset}")

@@ -5,7 +5,9 @@
 
 plain is the model as it is, trained on; the others get four layers of fast weights, whose teacher is the model's own
 full attention. The last twentieth of the book is held out. `before` is the model before any training, which is the same
-for plain and ttcd. Finished systems are kept in --work, a training state now and then, and the same command goes on.
+for plain and ttcd. before_yarn and plain_yarn are full attention with its positions stretched by YaRN, --yarn times,
+for contexts beyond the model's own length; they run when they are named. Finished systems are kept in --work, a
+training state now and then, and the same command goes on.
 """
 
 from __future__ import annotations
@@ -27,19 +29,24 @@ from transformers import PreTrainedModel
 import ttmem
 from ttmem.evaluation.perplexity import block_losses
 from ttmem.fast_weights import install
+from ttmem.models.yarn import apply_yarn
 from ttmem.progress import ConsoleProgress
 from ttmem.training.checkpoints import load_state, save_state
 from ttmem.training.language import NextToken, TokenObjective
 from ttmem.training.loop import TrainSettings, TrainState, train
 
 HELD_OUT = 0.05
-SYSTEMS = ("before", "plain", "in_place", "ttcd")
+COMPARED = ("before", "plain", "in_place", "ttcd")
+STRETCHED = ("before_yarn", "plain_yarn")
+UNTRAINED = ("before", "before_yarn")
 
 
 def build(system: str, arguments: argparse.Namespace) -> PreTrainedModel:
     """The bundled model, with fast weights where the system has them."""
     network = ttmem.load_model(arguments.model).network
     network.requires_grad_(True)
+    if system in STRETCHED:
+        return apply_yarn(network, arguments.yarn)
     if system in ("before", "plain"):
         return network
     return install(network, student_window=arguments.window, chunk_size=arguments.window, rule=system)
@@ -47,6 +54,8 @@ def build(system: str, arguments: argparse.Namespace) -> PreTrainedModel:
 
 def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run: dict[str, Any]) -> dict[str, Any]:
     """Train and test one system, or read what an earlier call has found."""
+    if system in STRETCHED:
+        run = {**run, "yarn": arguments.yarn}
     done = arguments.work / f"{system}.json"
     if done.exists() and json.loads(done.read_text())["run"] == run:
         return json.loads(done.read_text())
@@ -54,7 +63,7 @@ def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run:
     network = build(system, arguments).train()
     cut = int(len(tokens) * (1.0 - HELD_OUT))
     settings = TrainSettings(
-        steps=0 if system == "before" else arguments.steps,
+        steps=0 if system in UNTRAINED else arguments.steps,
         lr=arguments.lr,
         weight_decay=0.1,
         schedule="cosine",
@@ -89,7 +98,7 @@ def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="another one of a family that fast weights can be installed in")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=(*COMPARED, *STRETCHED), default=list(COMPARED))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=1)
@@ -99,6 +108,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 7680])
+    parser.add_argument("--yarn", type=float, default=8.0, metavar="FACTOR", help="of before_yarn and plain_yarn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("continual_pretraining.work"))
     parser.add_argument("--name", default="continual_pretraining", help="of the file of results")
@@ -106,10 +116,10 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     model = ttmem.load_model(arguments.model)
     tokens = np.array(model.encode(king_james()), dtype=np.uint32)
-    run = {name: value for name, value in vars(arguments).items() if name not in ("work", "name", "systems")}
+    run = {name: value for name, value in vars(arguments).items() if name not in ("work", "name", "systems", "yarn")}
     runs = [run_one(system, arguments, tokens, run) for system in arguments.systems]
     figures = {
-        "settings": {**run, "model": model_label(model.name), "tokens": len(tokens)},
+        "settings": {**run, "yarn": arguments.yarn, "model": model_label(model.name), "tokens": len(tokens)},
         "perplexity": {
             one["system"]: {c: math.exp(statistics.fmean(row)) for c, row in one["losses"].items()} for one in runs
         },

@@ -6,7 +6,8 @@
 All systems are bytes-in, bytes-out decoders of one shape with the same windows, trained for the same steps on the same
 stretches; only the rule of the layers differs. The last twentieth of the book is held out. `--length` is the training
 length: contexts beyond it are extrapolation. Finished runs are kept in --work, a training state now and then, and the
-same command goes on. Ablations: `--set conv_kernel=0`, for all systems.
+same command goes on. Other settings: `--set conv_kernel=0`, for all systems. `--yarn 4` tests the system full a second
+time, its positions stretched from the training length by so much.
 """
 
 from __future__ import annotations
@@ -24,45 +25,23 @@ import numpy as np
 import torch
 from books import king_james
 from common import field_of, keep, record
-from mad import SYSTEMS
 
 from ttmem.evaluation.perplexity import block_losses
 from ttmem.fast_weights import TTCDConfig, TTCDForCausalLM
+from ttmem.fast_weights.recipes import RECIPES, SYSTEMS, make_config
+from ttmem.models.yarn import apply_yarn
 from ttmem.progress import ConsoleProgress
 from ttmem.training.checkpoints import load_state, save_state
 from ttmem.training.language import NextToken, TokenObjective
 from ttmem.training.loop import TrainSettings, TrainState, train
 
 HELD_OUT = 0.05
-SHAPE: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "max_position_embeddings": 16384,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.05,
-    "fast_layers": [0, 2],
-    "windows": 128,
-    "teacher_window": 128,
-    "student_window": 64,
-    "chunk_size": 64,
-}
-EVERYWHERE = ("lact", "deltanet", "gated_deltanet")
-"""Rules that their papers put into every layer."""
+SHAPE: dict[str, Any] = RECIPES["cpu"].model
 
 
 def config_of(system: str, changes: dict[str, Any]) -> TTCDConfig:
     """The shape with a rule in the layers that carry it."""
-    layers = list(range(SHAPE["num_hidden_layers"])) if system in EVERYWHERE else SHAPE["fast_layers"]
-    values = {**SHAPE, "rule": system, "fast_layers": [] if system == "window" else layers, **changes}
-    return TTCDConfig(**values)
+    return make_config(SHAPE, system, changes)
 
 
 def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndarray) -> dict[str, Any]:
@@ -73,7 +52,7 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
         optimizer=arguments.optimizer,
         lr=arguments.lr,
         weight_decay=0.1,
-        schedule="hold",
+        schedule="wsd",
         warmup=min(100, arguments.steps // 10),
         checkpoint_every=100,
     )
@@ -87,6 +66,9 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
         "batch": arguments.batch,
         "test": [arguments.block, arguments.blocks, *arguments.contexts],
     }
+    yarn = arguments.yarn if system == "full" else None
+    if yarn is not None:
+        identity["yarn"] = yarn
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]
     done = arguments.work / f"{system}-{seed}-{key}.json"
     if done.exists():
@@ -104,22 +86,35 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
     earlier = load_state(state_path, run) if state_path.exists() else None
     parameters = dict(network.named_parameters())
     end = train(parameters, objective, settings, ConsoleProgress(), earlier, checkpoint)
-    losses = block_losses(network, book[cut:], arguments.block, arguments.contexts, arguments.blocks)
+
+    def tested() -> dict[str, list[float]]:
+        losses = block_losses(network, book[cut:], arguments.block, arguments.contexts, arguments.blocks)
+        return {str(context): row.tolist() for context, row in zip(arguments.contexts, losses, strict=True)}
+
     found = {
         "system": system,
         "seed": seed,
         "parameters": sum(parameter.numel() for parameter in set(network.parameters())),
         "seconds": end.seconds,
         "last_loss": statistics.fmean(objective.losses[-50:]) if objective.losses else None,
-        "losses": {str(context): row.tolist() for context, row in zip(arguments.contexts, losses, strict=True)},
+        "losses": tested(),
     }
+    if yarn is not None:
+        network.config.max_position_embeddings = arguments.length  # the positions that were trained
+        apply_yarn(network, yarn)
+        found["losses_with_yarn"] = tested()
     keep(found, done)
     state_path.unlink(missing_ok=True)
     return found
 
 
-def table(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """By system and context: perplexity per byte over seeds, and nats below the window's, seed by seed."""
+def table(runs: list[dict[str, Any]], reference: str = "window") -> dict[str, Any]:
+    """By system and context: perplexity per byte over seeds, and nats below the reference's, seed by seed."""
+    runs = runs + [
+        {**run, "system": f"{run['system']}_yarn", "losses": run["losses_with_yarn"]}
+        for run in runs
+        if "losses_with_yarn" in run
+    ]
     by_run = {(run["system"], run["seed"]): run["losses"] for run in runs}
     seeds = sorted({seed for _, seed in by_run})
     rows: dict[str, Any] = {}
@@ -131,19 +126,17 @@ def table(runs: list[dict[str, Any]]) -> dict[str, Any]:
                 "perplexity": math.exp(statistics.fmean(means)),
                 "by_seed": [math.exp(mean) for mean in means],
             }
-            if ("window", seeds[0]) in by_run and system != "window":
-                row["nats_below_window"] = [
-                    statistics.fmean(by_run["window", seed][context]) - mean
+            if (reference, seeds[0]) in by_run and system != reference:
+                row[f"nats_below_{reference}"] = [
+                    statistics.fmean(by_run[reference, seed][context]) - mean
                     for seed, mean in zip(seeds, means, strict=True)
                 ]
             rows[system][context] = row
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["window", "in_place", "ttcd"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of a run's training and test."""
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=4)
@@ -152,6 +145,14 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096])
+    parser.add_argument("--yarn", type=float, metavar="FACTOR", help="of a second test of the system full")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["window", "in_place", "ttcd"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    add_options(parser)
     parser.add_argument(
         "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
     )

@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from ttmem.evaluation.mad import run_setting
 from ttmem.fast_weights import TTCDConfig, TTCDModel
+from ttmem.fast_weights.recipes import SYSTEMS, make_config
 from ttmem.progress import ConsoleProgress
 from ttmem.tasks.mad import FULL, REDUCED, TASKS, MadSetting, Sweep, grid, reduced
 
-SYSTEMS = ("window", "in_place", "lact", "deltanet", "gated_deltanet", "ttcd")
+COMPARED = ("window", "in_place", "lact", "deltanet", "gated_deltanet", "ttcd")
+LAYERS = 2
 SHORT = ("compression", "memorisation")
 """Tasks whose sequences are so short that the windows are halved."""
 
@@ -45,25 +47,29 @@ class Encoder(nn.Module):
         return self.decoder(input_ids=ids, use_cache=False).last_hidden_state
 
 
+def chunk_of(setting: MadSetting) -> int:
+    """Tokens of a chunk and of the student's window, half the teacher's."""
+    return 8 if setting.task in SHORT else 16
+
+
 def config_of(system: str, setting: MadSetting, vocabulary: int, width: int, changes: dict[str, Any]) -> TTCDConfig:
     """Two layers, four heads, MLPs of twice the width; windows 32 and 16 (16 and 8 for the short tasks)."""
-    window = 16 if setting.task in SHORT else 32
+    chunk = chunk_of(setting)
     values: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": width,
         "intermediate_size": 2 * width,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "head_dim": width // 4,
         "max_position_embeddings": setting.length,
-        "rule": system,
-        "windows": window,
-        "teacher_window": window,
-        "student_window": window // 2,
-        "chunk_size": window // 2,
+        "windows": 2 * chunk,
+        "teacher_window": 2 * chunk,
+        "student_window": chunk,
+        "chunk_size": chunk,
     }
-    return TTCDConfig(**{**values, **changes})
+    return make_config(values, system, changes)
 
 
 def run_one(
@@ -121,7 +127,7 @@ def scores(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(COMPARED))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--full", action="store_true", help="all settings and the whole sweep")

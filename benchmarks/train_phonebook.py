@@ -203,7 +203,7 @@ def main() -> None:
         optimizer="muon",
         lr=args.lr,
         weight_decay=0.01,
-        schedule="hold",
+        schedule="wsd",
         warmup=30,
         checkpoint_every=100,
     )

@@ -24,6 +24,7 @@ def test_train_on_needles_and_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import train_block_sparse as script
+    import training_run
 
     toy = ["--set", *TOY, "compressor=ttr-conv", "window=8", "--checkpoint-every", "1", *QUICK]
     call(script, monkeypatch, "--out", tmp_path / "whole", *toy)
@@ -34,7 +35,7 @@ def test_train_on_needles_and_go_on(
     assert loaded.config.compressor == "ttr-conv"
     assert loaded.config.window == 8
 
-    save = script.save_state
+    save = training_run.save_state
 
     def save_and_stop(state: Any, *rest: Any) -> None:
         save(state, *rest)
@@ -42,7 +43,7 @@ def test_train_on_needles_and_go_on(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(script, "save_state", save_and_stop)
+        patch.setattr(training_run, "save_state", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             call(script, patch, "--out", tmp_path / "again", *toy)
     call(script, monkeypatch, "--out", tmp_path / "again", *toy, "--resume")

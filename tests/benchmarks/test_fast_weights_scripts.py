@@ -76,8 +76,13 @@ def test_language_models_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for context in ("16", "32"):
         below = np.mean(losses["window"][context]) - np.mean(losses["ttcd"][context])
         assert found["perplexity"]["ttcd"][context]["nats_below_window"] == [pytest.approx(below)]
+    options = (*options, "--work", tmp_path / "work", "--seeds", 0)
+    call(script, monkeypatch, "--systems", "window", "full", *options, "--yarn", 2)
+    stretched = json.loads((recorded / "fast_weights_language.json").read_text())["figures"]["perplexity"]
+    assert set(stretched) == {"window", "full", "full_yarn"}
+    assert stretched["full"]["32"]["by_seed"] != stretched["full_yarn"]["32"]["by_seed"]
     monkeypatch.setattr(script, "train", None)
-    call(script, monkeypatch, "--systems", "window", "ttcd", *options, "--work", tmp_path / "work", "--seeds", 0)
+    call(script, monkeypatch, "--systems", "window", "ttcd", *options)
     assert json.loads((recorded / "fast_weights_language.json").read_text())["figures"]["runs"] == found["runs"]
 
 
@@ -94,10 +99,11 @@ def test_a_model_is_trained_on(
     make_network("llama").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     monkeypatch.setattr(script, "king_james", lambda: "and the evening and the morning were the first day. " * 300)
-    call(
-        script, monkeypatch, "--model", folder, "--steps", 2, "--length", 24, "--window", 8, "--block", 8,
-        "--blocks", 2, "--contexts", 8, 16, "--work", tmp_path / "work",
+    options = (
+        "--model", folder, "--steps", 2, "--length", 24, "--window", 8, "--block", 8, "--blocks", 2,
+        "--contexts", 8, 16, "--work", tmp_path / "work",
     )  # fmt: skip
+    call(script, monkeypatch, *options)
     found = json.loads((recorded / "continual_pretraining.json").read_text())["figures"]
     assert set(found["perplexity"]) == {"before", "plain", "in_place", "ttcd"}
     assert found["perplexity"]["before"] != found["perplexity"]["plain"]
@@ -105,3 +111,84 @@ def test_a_model_is_trained_on(
     assert len(found["runs"][3]["training_losses"]) == 2
     # ttcd starts as the model itself, so its first loss is plain's
     assert found["runs"][3]["training_losses"][0] == found["runs"][1]["training_losses"][0]
+    call(script, monkeypatch, *options, "--systems", "before", "before_yarn", "plain_yarn", "--yarn", 4)
+    stretched = json.loads((recorded / "continual_pretraining.json").read_text())["figures"]
+    assert stretched["perplexity"]["before"] == found["perplexity"]["before"]
+    assert stretched["perplexity"]["before_yarn"] != stretched["perplexity"]["before"]
+    assert len(stretched["runs"][2]["training_losses"]) == 2
+
+
+TINY = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4, "windows": 16,
+    "teacher_window": 16, "student_window": 8, "chunk_size": 8, "fast_layers": [0],
+}  # fmt: skip
+
+
+def test_ablations_of_language_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: Path) -> None:
+    import fast_weights_ablations as script
+    import fast_weights_language as language
+
+    monkeypatch.setattr(script, "king_james", lambda: "the quick brown fox jumps over the lazy dog. " * 200)
+    monkeypatch.setattr(language, "SHAPE", {**language.SHAPE, **TINY})
+    options = (
+        "--steps", 2, "--length", 32, "--batch", 2, "--block", 8, "--blocks", 2, "--contexts", 32, "--seeds", 0, 1,
+        "--work", tmp_path / "work", "--ablations", "no_convolutions", "chunk_double", "inclusive_scan",
+    )  # fmt: skip
+    call(script, monkeypatch, *options)
+    found = json.loads((recorded / "fast_weights_ablations_book.json").read_text())["figures"]
+    assert list(found["perplexity"]) == ["as_is", "no_convolutions", "chunk_double", "inclusive_scan"]
+    losses = {(run["system"], run["seed"]): np.mean(run["losses"]["32"]) for run in found["runs"]}
+    assert len(set(losses.values())) == len(losses) == 8
+    below = [losses["as_is", seed] - losses["no_convolutions", seed] for seed in (0, 1)]
+    assert found["perplexity"]["no_convolutions"]["32"]["nats_below_as_is"] == pytest.approx(below)
+    monkeypatch.setattr(language, "train", None)
+    call(script, monkeypatch, *options)
+    assert json.loads((recorded / "fast_weights_ablations_book.json").read_text())["figures"]["runs"] == found["runs"]
+
+
+def test_ablations_on_mad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: Path) -> None:
+    import fast_weights_ablations as script
+
+    from ttmem.tasks.mad import settings
+
+    toy = settings.MadSetting("recall", 16, 64, train_examples=32, test_examples=16)
+    monkeypatch.setattr(script, "reduced", lambda tasks: [toy])
+    options = ("--on", "mad", "--width", 16, "--epochs", 1, "--seeds", 1, "--work", tmp_path / "work")
+    call(script, monkeypatch, *options, "--ablations", "one_layer", "no_projection")
+    found = json.loads((recorded / "fast_weights_ablations_mad.json").read_text())["figures"]
+    assert [run["set"] for run in found["runs"]] == [{}, {"fast_layers": [0]}, {"projection": False}]
+    scores = found["scores"]
+    for name in ("one_layer", "no_projection"):
+        above = scores[name]["recall"]["mean"] - scores["as_is"]["recall"]["mean"]
+        assert scores[name]["recall"]["above_as_is"] == [pytest.approx(above)]
+
+
+def test_every_ablation_is_a_setting() -> None:
+    import fast_weights_ablations as script
+    import fast_weights_language as language
+
+    from ttmem.fast_weights.recipes import make_config
+
+    configs = {name: make_config(language.SHAPE, "ttcd", changes) for name, changes in script.ablations(4, 64).items()}
+    for config in configs.values():
+        config.check()
+    assert len({json.dumps(config.fast_settings(), default=str) + str(config.stop_gradient)
+                for config in configs.values()}) == len(configs)  # fmt: skip
+
+
+def test_costs(monkeypatch: pytest.MonkeyPatch, recorded: Path) -> None:
+    import fast_weights_cost as script
+
+    options = ("--contexts", 64, 128, "--hidden", 16, "--layers", 2, "--heads", 2, "--window", 32, "--steps", 10,
+               "--rounds", 2, "--clock", "process")  # fmt: skip
+    call(script, monkeypatch, *options)
+    costs = json.loads((recorded / "fast_weights_cost.json").read_text())["figures"]["costs"]
+    assert set(costs) == set(script.VARIANTS)
+    for name, rows in costs.items():
+        for row in rows.values():
+            assert row["state_bytes"] <= row["state_bytes_bound"]
+            assert ("prefill_time_relative_to_window" in row) == (name != "window")
+        grows = rows["128"]["state_bytes"] > rows["64"]["state_bytes"]
+        assert grows == (name == "full")
+    with pytest.raises(SystemExit):
+        call(script, monkeypatch, "--rounds", 1)

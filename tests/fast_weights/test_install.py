@@ -99,6 +99,17 @@ def test_windows(make_network: Any) -> None:
         install(mixed, [0, 1], student_window=8, chunk_size=7)
 
 
+def test_a_pretrained_model_with_windows_alone(make_network: Any, make_ids: Any) -> None:
+    """The baseline without fast weights: Mistral has windows of its own to compare with."""
+    ids = make_ids(2, 61)
+    expected = make_network("mistral", sliding_window=16)
+    model = install(make_network("mistral"), rule="window", windows=16)
+    assert model.config.fast_layers == []
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected(ids).logits)
+        assert (model(ids).logits - make_network("mistral")(ids).logits).abs().max() > 1e-3
+
+
 def test_what_cannot_be_done(make_network: Any) -> None:
     with pytest.raises(ModelError, match="GPT2LMHeadModel"):
         install(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=20)))

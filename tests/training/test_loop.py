@@ -56,7 +56,7 @@ def test_it_learns(optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_is_the_run_that_was_not_stopped(optimizer: str, tmp_path: Path) -> None:
     settings = TrainSettings(
-        steps=20, optimizer=optimizer, lr=0.05, weight_decay=0.1, schedule="hold", warmup=3, checkpoint_every=8
+        steps=20, optimizer=optimizer, lr=0.05, weight_decay=0.1, schedule="wsd", warmup=3, checkpoint_every=8
     )
     path = tmp_path / "state.safetensors"
     whole = Regression()
@@ -113,7 +113,11 @@ def test_progress_reaches_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": -1}, {"lr": 0.0}, {"clip": 0.0}, {"minutes": 0.0}, {"weight_decay": -1.0}, {"warmup": -1}]
+    "wrong",
+    [
+        {"steps": -1}, {"lr": 0.0}, {"clip": 0.0}, {"minutes": 0.0}, {"weight_decay": -1.0}, {"warmup": -1},
+        {"stable": 1.0},
+    ],
 )
 def test_settings_outside_their_range(wrong: dict[str, float]) -> None:
     with pytest.raises(BudgetError, match=f"the setting {next(iter(wrong))} is"):

@@ -25,7 +25,7 @@ PROCESSES = 2
 RUN = {"seed": 0}
 
 
-def tiny() -> LlamaForCausalLM:
+def tiny(**changes: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
     # 15 and 5 do not divide by two: shards of different sizes
     return LlamaForCausalLM(
@@ -36,6 +36,7 @@ def tiny() -> LlamaForCausalLM:
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
+            **changes,
         )
     )
 
@@ -80,6 +81,10 @@ def work(rank: int, port: int, folder: str) -> None:
                 for optimizer in ("adamw", "muon"):
                     weights = trained(kind, optimizer, world, Path(folder))
                     torch.save(weights, Path(folder) / f"{kind}-{optimizer}-{rank}.pt")
+            tied = tiny(tie_word_embeddings=True)
+            parallelize(NextToken(tied), tied.get_decoder().layers, "fsdp", world)
+            state = whole_state(tied)
+            assert state["lm_head.weight"] is state["model.embed_tokens.weight"]
             weights = trained("fsdp", "muon", world, Path(folder), resume=True)
             torch.save(weights, Path(folder) / f"resumed-{rank}.pt")
         assert not dist.is_initialized()

@@ -53,7 +53,7 @@ RECIPES: dict[str, Recipe] = {
             "initializer_range": 0.08,
             "pad_token_id": PAD,
         },
-        training=TrainSettings(steps=3000, optimizer="muon", lr=0.01, weight_decay=0.01, schedule="hold", warmup=50),
+        training=TrainSettings(steps=3000, optimizer="muon", lr=0.01, weight_decay=0.01, schedule="wsd", warmup=50),
         length=128,
         batch=16,
         shortest=60,

@@ -18,6 +18,11 @@ COPIED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
           "num_key_value_heads", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps",
           "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings",
           "rope_parameters")  # fmt: skip
+RULES = ("ttcd", "in_place", "window")
+DEFAULTS = {
+    "dual_engine": "plain", "normalize_keys": False, "convolved_reads": False, "convolution_start": "pretrained",
+}  # fmt: skip
+"""Where continual pre-training differs from training from scratch."""
 
 
 def install(
@@ -25,6 +30,7 @@ def install(
     layers: Sequence[int] | None = None,
     *,
     teacher_window: int | Literal["own"] | None = "own",
+    windows: int | list[int | None] | Literal["own"] | None = "own",
     student_window: int = 2048,
     chunk_size: int = 2048,
     rule: str = "ttcd",
@@ -33,17 +39,17 @@ def install(
     """Put fast weights into `layers` of a pretrained Llama, SmolLM2, Qwen2, Qwen3 or Mistral model.
 
     layers: by default four, evenly spread from layer 0. teacher_window: "own" is the window that the model has in these
-    layers, full attention for most; None is full attention. `settings` are the other fields of `TTCDConfig`; where the
-    paper's continual pre-training differs from training from scratch, its choice is the default here: keys are not
-    normalised, the fast weights read Z_T, conv_T copies and conv_S is zero. dual_engine is "plain", with which the
-    result can equal the model bit for bit; "fused" trains faster and equals it up to rounding.
+    layers, full attention for most; None is full attention. windows: of the other layers, their own by default.
+    `settings` are the other fields of `TTCDConfig`; where the paper's continual pre-training differs from training from
+    scratch, its choice is the default here: keys are not normalised, the fast weights read Z_T, conv_T copies and
+    conv_S is zero. dual_engine is "plain", with which the result can equal the model bit for bit; "fused" trains faster
+    and equals it up to rounding.
 
     The result takes over the model's modules without copying a weight, so use it in the model's place. With the model's
-    own window, and the convolutions left in, it computes before training what the model does, bit for bit. Layers
-    without fast weights keep their windows.
+    own windows, and the convolutions left in, it computes before training what the model does, bit for bit.
 
-    rule: "ttcd", or "in_place" (whose convolution then starts at zero). Raises ModelError for other models and rules,
-    BudgetError for settings outside their range.
+    rule: "ttcd", "in_place" (whose convolution then starts at zero), or "window" for the baseline that has no fast
+    weights, but `windows`. Raises ModelError for other models and rules, BudgetError for settings outside their range.
     """
     base = model.config
     if base.model_type not in FAMILIES or not hasattr(model, "lm_head"):
@@ -51,9 +57,9 @@ def install(
             f"cannot install fast weights in {type(model).__name__}: only causal language models of "
             f"{', '.join(FAMILIES)} have the layers they are made for"
         )
-    if rule not in ("ttcd", "in_place"):
-        raise ModelError(f"the rule {rule!r} cannot be installed in a pretrained model; 'ttcd' and 'in_place' can")
-    attention, windows = model.model.layers[0].self_attn, _windows(model)
+    if rule not in RULES:
+        raise ModelError(f"the rule {rule!r} cannot be installed in a pretrained model; {', '.join(RULES)} can")
+    attention, own_windows = model.model.layers[0].self_attn, _windows(model)
     config = TTCDConfig(
         **{name: getattr(base, name) for name in COPIED},
         head_dim=attention.head_dim,
@@ -61,22 +67,16 @@ def install(
         qk_norm=hasattr(attention, "q_norm"),
         qkv_bias=attention.q_proj.bias is not None,
         output_bias=attention.o_proj.bias is not None,
-        windows=windows,
+        windows=own_windows if windows == "own" else windows,
         rule=rule,
         fast_layers=None if layers is None else [int(layer) for layer in layers],
         teacher_window=None if teacher_window == "own" else teacher_window,
         student_window=student_window,
         chunk_size=chunk_size,
-        **{
-            "dual_engine": "plain",
-            "normalize_keys": False,
-            "convolved_reads": False,
-            "convolution_start": "pretrained",
-            **settings,
-        },
+        **{**DEFAULTS, **settings},
     )
     if teacher_window == "own":
-        own = {windows[layer] for layer in config.fast_layers or () if 0 <= layer < len(windows)}
+        own = {own_windows[layer] for layer in config.fast_layers or () if 0 <= layer < len(own_windows)}
         if len(own) > 1:
             raise BudgetError(f"layers {config.fast_layers} have different windows ({own}): name a teacher_window")
         config.teacher_window = own.pop() if own else None

@@ -16,7 +16,7 @@ from ttmem.progress import Progress
 from ttmem.training.metrics import Metrics
 from ttmem.training.optimizers import make_optimizers
 from ttmem.training.parallel import placed_like, whole
-from ttmem.training.schedules import learning_rate_factor
+from ttmem.training.schedules import STABLE, learning_rate_factor
 
 
 class Objective(Protocol):
@@ -52,6 +52,8 @@ class TrainSettings:
     """Steps over which the learning rate rises."""
     floor: float = 0.0
     """The part of the learning rate that is left at the end of a schedule that falls."""
+    stable: float = STABLE
+    """The part of the run after which the schedule "wsd" begins to fall."""
     clip: float = 1.0
     """Gradients are clipped to this norm."""
     checkpoint_every: int = 100
@@ -64,6 +66,7 @@ class TrainSettings:
         for name in ("lr", "clip"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("floor", 0 <= self.floor <= 1, "from 0 to 1")
+        self._require("stable", 0 <= self.stable < 1, "at least 0 and below 1")
         self._require("weight_decay", self.weight_decay >= 0, "at least 0")
         for name in ("checkpoint_every", "report_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
@@ -120,7 +123,7 @@ def train(
             if done >= 1.0:
                 break
             factor = learning_rate_factor(
-                settings.schedule, done, step, settings.warmup, settings.floor
+                settings.schedule, done, step, settings.warmup, settings.floor, settings.stable
             )
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = settings.lr * factor

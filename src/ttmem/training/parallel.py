@@ -107,5 +107,13 @@ def placed_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def whole_state(network: nn.Module) -> dict[str, Tensor]:
-    """The state dict, whole, for `save_pretrained(folder, state_dict=...)`. All processes have to call this."""
-    return {name: whole(tensor) for name, tensor in network.state_dict().items()}
+    """The state dict, whole, for `save_pretrained(folder, state_dict=...)`. All processes have to call this.
+
+    Tied parameters stay one tensor, so that they are written once.
+    """
+    found: dict[int, Tensor] = {}
+    state = network.state_dict(keep_vars=True)
+    for tensor in state.values():
+        if id(tensor) not in found:
+            found[id(tensor)] = whole(tensor.detach())
+    return {name: found[id(tensor)] for name, tensor in state.items()}
