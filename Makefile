@@ -13,6 +13,9 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 OLDEST_STAMP = $(OLDEST_VENV)/.installed
 
+# Tests run in as many processes as there are cores, one thread each.
+PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n auto --dist loadfile
+
 CODE = $(wildcard src tests benchmarks examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -65,13 +68,13 @@ types: $(STAMP) ## check the types with mypy
 	$(BIN)/mypy
 
 test: install lint types ## lint, types and every test
-	$(BIN)/python -m pytest
+	$(call PYTEST,$(BIN))
 
 test-fast: $(STAMP) ## the tests that are not marked slow
-	$(BIN)/python -m pytest -m "not slow"
+	$(call PYTEST,$(BIN)) -m "not slow"
 
 test-oldest: $(OLDEST_STAMP) ## the fast tests, with the oldest transformers supported
-	$(OLDEST_VENV)/bin/python -m pytest -m "not slow"
+	$(call PYTEST,$(OLDEST_VENV)/bin) -m "not slow"
 
 clean: ## remove caches and build products (not the virtual environments)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
