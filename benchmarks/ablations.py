@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--only", nargs="+", default=[""], help="only tables and figures whose names hold one of these")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("ablations"))
+    parser.add_argument("--folder", type=Path, help="of partial results [ablations-PRESET]")
     arguments = parser.parse_args()
     model = ttmem.load_model(arguments.model)
     base = replace(preset_settings(arguments.preset), choose_split=False)  # what is split is what is ablated
@@ -81,7 +81,10 @@ def main() -> None:
         name: group for name, group in variants(base).items() if any(part in name for part in arguments.only)
     }
     distinct = {settings: None for group in groups.values() for settings in group.values()}
-    plan = Plan((arguments.task,), ("latent",), (arguments.ratio,), tuple(arguments.lengths), arguments.docs)
+    arguments.folder = arguments.folder or Path(f"ablations-{arguments.preset}")
+    plan = Plan(
+        (arguments.task,), ("latent",), (arguments.ratio,), tuple(arguments.lengths), arguments.docs, arguments.seed
+    )
     open_run(arguments.folder, model, plan, base)
     results = run(model, arguments, base, list(distinct))
     tables = {}

@@ -69,7 +69,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--tasks", nargs="+")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--folder", type=Path, help="of partial results [accuracy-SUITE-PRESET]")
+    parser.add_argument("--name", help="of the file of results [SUITE_PRESET]")
     arguments = parser.parse_args()
     suite = SUITES[arguments.suite]
     plan = Plan(
@@ -77,7 +78,7 @@ def main() -> None:
         tuple(arguments.methods or suite.methods),
         tuple(arguments.ratios or suite.ratios),
         tuple(arguments.lengths or suite.lengths),
-        arguments.docs or suite.docs,
+        suite.docs if arguments.docs is None else arguments.docs,
         arguments.seed,
     )
     counts = {name: suite.tasks.get(name) for name in plan.tasks}
@@ -87,9 +88,8 @@ def main() -> None:
     folder = arguments.folder or Path(f"accuracy-{arguments.suite}-{arguments.preset}")
     rows = summarize(run_bench(model, tasks, plan, settings, folder, ttmem.ConsoleProgress()))
     figures = {"model": model_label(model.name), "plan": asdict(plan), "settings": asdict(settings)}
-    record(
-        f"{arguments.suite}_{arguments.preset}", {**figures, "rows": [asdict(row) for row in rows]}, arguments.seed
-    )
+    name = arguments.name or f"{arguments.suite}_{arguments.preset}"
+    record(name, {**figures, "rows": [asdict(row) for row in rows]}, arguments.seed)
 
 
 if __name__ == "__main__":

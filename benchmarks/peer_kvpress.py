@@ -77,6 +77,7 @@ def kvpress_rows(
         job = {
             "model": str(folder / "model"),
             "threads": torch.get_num_threads(),
+            "eos_token_ids": sorted(model.eos_token_ids),
             "presses": [["none", 1.0], *([press, ratio] for ratio in arguments.ratios for press in PRESSES)],
             "documents": [
                 {

@@ -36,6 +36,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     tokenizer.chat_template = None
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32, attn_implementation="sdpa").eval()
+    model.generation_config.eos_token_id = job["eos_token_ids"]  # what ends an answer there must end it here
     pipe = pipeline("kv-press-text-generation", model=model, tokenizer=tokenizer)
     rows = [
         run(pipe, model, tokenizer, document, press, ratio)

@@ -15,7 +15,7 @@ from ttmem.compaction.api import make_method
 from ttmem.compaction.document import Document
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import Budget
-from ttmem.errors import TaskError
+from ttmem.errors import DocumentError, MemoryFileError, TaskError
 from ttmem.evaluation import bench
 from ttmem.evaluation.bench import Plan, Result, append, read_results, run_bench, timed
 from ttmem.tasks.phonebook import Phonebook
@@ -135,3 +135,57 @@ def test_documents_do_not_depend_on_each_other(
     expected = [r for r in results if r.method == "snapkv"]
     for found, wanted in zip(second, expected, strict=True):
         assert found.answers == wanted.answers
+
+
+def test_a_ratio_that_keeps_everything_has_its_method(
+    model: Model, quick_settings: LatentSettings, tmp_path: Path
+) -> None:
+    plan = replace(PLAN, methods=("kvzip+",), ratios=(1.0, 1.001), docs=1)
+    found = run(model, quick_settings, tmp_path, plan)
+    assert [(r.method, r.ratio) for r in found] == [("kvzip+", 1.0), ("kvzip+", 1.001)]
+    assert found[0].top1 == 1.0
+
+
+def test_what_is_named_twice_runs_once(model: Model, quick_settings: LatentSettings, tmp_path: Path) -> None:
+    plan = replace(PLAN, tasks=("phonebook",) * 2, methods=("full",) * 2, ratios=(4.0, 4.0), lengths=(400, 400), docs=1)
+    assert len(run(model, quick_settings, tmp_path, plan)) == 1
+
+
+def test_other_questions_are_another_run(model: Model, quick_settings: LatentSettings, tmp_path: Path) -> None:
+    plan = replace(PLAN, methods=("full",), docs=1)
+    run(model, quick_settings, tmp_path, plan)
+    with pytest.raises(ResumeError, match="task phonebook"):
+        run_bench(model, {"phonebook": Phonebook(questions=2)}, plan, quick_settings, tmp_path)
+    assert run(model, quick_settings, tmp_path, plan)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "3", b"\xff\xfe\x00", '{"tasks": []}'])
+def test_a_damaged_run_is_refused(
+    model: Model, quick_settings: LatentSettings, tmp_path: Path, content: str | bytes
+) -> None:
+    (tmp_path / bench.RUN).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ResumeError):
+        run(model, quick_settings, tmp_path)
+
+
+def test_lines_that_are_no_results_are_computed_again(results: list[Result], tmp_path: Path) -> None:
+    path = tmp_path / bench.RESULTS
+    kept = replace(results[0], answers=["one\u2028two\x85three"])
+    for result in (kept, replace(kept, scores=[]), replace(kept, scores="x"), replace(kept, kl=None)):  # type: ignore[arg-type]
+        append(path, result)
+    assert read_results(path) == [kept]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(MemoryFileError):
+        read_results(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"ratios": (4.0, 0.0)}, {"ratios": (float("nan"),)}, {"ratios": (1e9,)}, {"lengths": (400, 10**8)}]
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    model: Model, quick_settings: LatentSettings, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    with pytest.raises((BudgetError, DocumentError)):
+        run(model, quick_settings, tmp_path / "folder", replace(PLAN, **change))
+    assert not (tmp_path / "folder").exists()

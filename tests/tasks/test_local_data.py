@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ttmem.errors import TaskError
-from ttmem.tasks.local_data import read_json, read_records
+from ttmem.tasks.local_data import read_json, read_json_records, read_records, text_of, texts_of
 
 RECORDS = [{"a": 1}, {"a": 2}]
 
@@ -96,3 +96,23 @@ def test_saved_datasets(tmp_path: Path) -> None:
         assert read(tmp_path / folder) == RECORDS
     with pytest.raises(TaskError, match="no split 'test', only train"):
         read(tmp_path / "other")
+
+
+@pytest.mark.parametrize("answers", [None, 3, "blue", [None], ["\ud800"]])
+def test_answers_are_a_list_of_texts(answers: Any) -> None:
+    with pytest.raises(TaskError, match="answers"):
+        texts_of({"answers": answers}, "answers", "task", 0)
+    assert texts_of({"answers": ["a"]}, "answers", "task", 0) == ("a",)
+    with pytest.raises(TaskError, match="input"):
+        text_of({"input": None}, "input", "task", 0)
+
+
+def test_a_missing_file_is_not_a_hub_id() -> None:
+    with pytest.raises(TaskError, match="no file or folder"):
+        read_records(Path("data/none.jsonl"), ["a.jsonl"], ("a", "test"), ["x"], "task")
+
+
+def test_a_file_that_nests_without_end(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("[" * 100_000)
+    with pytest.raises(TaskError, match="JSON"):
+        read_json_records(tmp_path / "a.jsonl")

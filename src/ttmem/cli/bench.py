@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.markup import escape
 
 from ttmem.cli.common import (
     DEVICE_OPTION,
@@ -72,7 +73,7 @@ def bench(
     if can_plot():
         plot(rows, output)
     else:
-        errors.print(f"no plots, for matplotlib is not installed: {INSTALL}")
+        errors.print(f"no plots, for matplotlib is not installed: {escape(INSTALL)}")
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -108,4 +109,4 @@ def _show(rows: list[Row], output: Path) -> None:
         )
     console = output_console()
     console.print(table)
-    console.print(f"results, table and plots are in {output}")
+    console.print(f"results, table and plots are in {escape(str(output))}")

@@ -65,5 +65,8 @@ def ladder(document_length: int) -> list[Budget]:
             continue
         budgets.setdefault(budget.tokens, budget)
     if not budgets:
-        raise BudgetError(f"the document has {document_length} tokens, too few to compact: use --method full")
+        raise BudgetError(
+            f"the document has {document_length} tokens, too few to compact: keep it whole, with --method full and no "
+            "budget"
+        )
     return list(budgets.values())

@@ -19,10 +19,11 @@ from ttmem.compaction.document import Document
 from ttmem.compaction.method import Method
 from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import Budget, LatentSettings
-from ttmem.errors import BudgetError, MemoryFileError, ResumeError
+from ttmem.errors import BudgetError, DocumentError, MemoryFileError, ResumeError
 from ttmem.evaluation.fidelity import agreement
 from ttmem.generation import greedy_answers
 from ttmem.memory import Memory
+from ttmem.memory.file import atomic_write
 from ttmem.models import Model
 from ttmem.progress import Progress
 from ttmem.tasks.task import Question, Task
@@ -49,20 +50,20 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise BudgetError for a number that makes no run."""
+        """Drop what is named twice. Raise BudgetError for a number that makes no run."""
         for name in ("tasks", "methods", "ratios", "lengths"):
             if not getattr(self, name):
                 raise BudgetError(f"the benchmark has no {name}: give at least one")
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if self.docs < 1:
             raise BudgetError(f"the benchmark has {self.docs} documents per task and length; give at least 1")
 
     def cells(self) -> list[tuple[str, float]]:
         """(method, ratio) of one document, in the order in which they run."""
-        ratios = tuple(dict.fromkeys(self.ratios))
         return [
             (method, ratio)
-            for method in dict.fromkeys(self.methods)
-            for ratio in ((1.0,) if method == "full" else ratios)
+            for method in self.methods
+            for ratio in ((1.0,) if method == "full" else self.ratios)
         ]
 
 
@@ -105,12 +106,12 @@ def run_bench(
 ) -> list[Result]:
     """Run what `folder` does not hold yet. Returns all results of the plan, in the plan's order.
 
-    Raises ResumeError when the folder holds another run's results, TaskError where a task cannot be built.
+    Raises, before anything is computed: ResumeError when the folder holds another run's results, TaskError where a task
+    cannot be built, BudgetError for a ratio or method that cannot be, DocumentError for a length beyond the model.
     """
     progress = progress or Progress()
-    for name in plan.methods:
-        make_method(name, settings, plan.seed)
-    open_run(folder, model, plan, settings)
+    check_plan(model, tasks, plan, settings)
+    open_run(folder, model, plan, settings, tasks)
     done = {result.key: result for result in read_results(folder / RESULTS)}
     order = [
         (name, length, index, method, ratio)
@@ -119,9 +120,6 @@ def run_bench(
         for index in range(plan.docs)
         for method, ratio in plan.cells()
     ]
-    for name in plan.tasks:  # a task that cannot be built should say so before hours of computing
-        for length in plan.lengths:
-            tasks[name].example(model.encode, length, 0, plan.seed)
     with progress.stage("benchmark", len(order)) as advance:
         advance(sum(key in done for key in order))
         for name in plan.tasks:
@@ -139,6 +137,21 @@ def run_bench(
     return [done[key] for key in order]
 
 
+def check_plan(model: Model, tasks: dict[str, Task], plan: Plan, settings: LatentSettings) -> None:
+    """Raise for what could only fail after hours of computing."""
+    for name in plan.methods:
+        make_method(name, settings, plan.seed)
+    limit = model.max_positions
+    if limit is not None and max(plan.lengths) > limit:
+        raise DocumentError(f"documents of {max(plan.lengths):,} tokens: {model.name} reaches {limit:,} positions")
+    for name in plan.tasks:
+        for length in plan.lengths:
+            for index in sorted({0, plan.docs - 1}):
+                tasks[name].example(model.encode, length, index, plan.seed)
+    for _, ratio in plan.cells():
+        Budget.of(max(plan.lengths), ratio)
+
+
 class Subject:
     """One document with its questions, prepared once for all methods."""
 
@@ -154,7 +167,7 @@ class Subject:
         self.teacher = greedy(model, self.prepared.full, self.prompts, self.questions)
 
     def result(self, method: Method, ratio: float) -> Result:
-        prepared = self.prepared
+        prepared, asked = self.prepared, method.name
         budget = Budget.of(prepared.document.length, ratio)
         if budget.tokens >= prepared.document.length:
             method = FullMemory()
@@ -170,7 +183,7 @@ class Subject:
             task=self.task.name,
             length=self.length,
             index=self.index,
-            method=method.name,
+            method=asked,
             ratio=ratio,
             scores=[self.task.score(text, question) for text, question in zip(texts, self.questions, strict=True)],
             kl=against.kl,
@@ -206,26 +219,40 @@ def greedy(model: Model, memory: Memory, prompts: list[list[int]], questions: Se
     return answers
 
 
-def open_run(folder: Path, model: Model, plan: Plan, settings: LatentSettings) -> None:
-    """Create the folder, or check that it holds results of the same model, settings and seed."""
+def open_run(
+    folder: Path, model: Model, plan: Plan, settings: LatentSettings, tasks: dict[str, Task] | None = None
+) -> None:
+    """Create the folder, or check that it holds results of the same model, settings and seed.
+
+    Tasks may come in later calls; one that is there already must have the options it had.
+    """
     own = {"fingerprint": model.fingerprint, "tokenizer": model.tokenizer_hash}  # its name may be any path to it
     identity = {"model": own, "dtype": str(model.dtype), "settings": asdict(settings), "seed": plan.seed}
+    options = {name: task_settings(task) for name, task in (tasks or {}).items()}
     path = folder / RUN
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            if (folder / RESULTS).exists():
-                raise ResumeError(f"{folder} holds {RESULTS} without {RUN}: name another folder")
-            path.write_text(json.dumps({**identity, "versions": versions()}, indent=1) + "\n")
-            return
-        found = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        if not path.exists() and (folder / RESULTS).exists():
+            raise ResumeError(f"{folder} holds {RESULTS} without {RUN}: name another folder")
+        fresh: dict[str, Any] = {**identity, "versions": versions()}
+        found = json.loads(path.read_text()) if path.exists() else fresh
+        known = found.get("tasks", {})
+        differing = [name for name, value in identity.items() if _digest(found.get(name)) != _digest(value)]
+        differing += [f"task {name}" for name, value in options.items() if known.get(name, value) != value]
+        if differing:
+            raise ResumeError(f"{folder} holds results of another {', '.join(differing)}: name another folder with -o")
+        if not path.exists() or not options.keys() <= known.keys():
+            text = json.dumps({**found, "tasks": {**known, **options}}, indent=1) + "\n"
+            atomic_write(path, lambda temporary: temporary.write_text(text))
+    except (ValueError, AttributeError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}): name another folder") from error
     except OSError as error:
         raise MemoryFileError(f"cannot write {folder}: {error.strerror}") from error
-    differing = [name for name, value in identity.items() if _digest(found.get(name)) != _digest(value)]
-    if differing:
-        raise ResumeError(f"{folder} holds results of another {', '.join(differing)}: name another folder with -o")
+
+
+def task_settings(task: Task) -> dict[str, str]:
+    """What a task was made with, as text."""
+    return {name: str(getattr(task, name)) for name in getattr(task, "__dataclass_fields__", {})}
 
 
 def _digest(value: Any) -> str:
@@ -246,13 +273,20 @@ def append(path: Path, result: Result) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    """All whole lines of a results file; none where there is no file."""
+    """All whole lines of a results file; none where there is no file. Raises MemoryFileError when it cannot be read."""
     if not path.exists():
         return []
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise MemoryFileError(f"cannot read {path}: {error.strerror}") from error
     results = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in text.split("\n"):  # not splitlines: answers may hold other marks that end a line
         try:
-            results.append(Result(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
+            result = Result(**json.loads(line))
+            figures = [*result.scores, result.ratio, result.kl, result.top1, result.seconds]
+            if result.scores and sum(figures) == sum(figures):  # numbers, all of them
+                results.append(result)
+        except (ValueError, TypeError):
             continue  # a line cut short by a crash
     return results

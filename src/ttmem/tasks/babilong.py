@@ -10,7 +10,7 @@ from os import PathLike
 
 from ttmem.errors import TaskError
 from ttmem.tasks.babilong_labels import FORMATS, LABELS, TOPICS
-from ttmem.tasks.local_data import Record, pick_record, read_json, read_records
+from ttmem.tasks.local_data import Record, pick_record, read_json, read_records, text_of
 from ttmem.tasks.scoring import stands_in
 from ttmem.tasks.sizing import check_request, count_tokens
 from ttmem.tasks.task import Encode, Example, Question
@@ -83,7 +83,8 @@ class Babilong:
         check_request(self.name, length, index)
         size = self.size or [name for name, tokens in SIZES.items() if tokens <= length][-1]
         record = pick_record(self.records(size), index, self.name)
-        example = hidden_example(self.head, str(record["input"]), str(record["question"]), str(record["target"]))
+        texts = [text_of(record, field, self.name, index) for field in ("input", "question", "target")]
+        example = hidden_example(self.head, *texts)
         taken = count_tokens(encode, example)
         if taken > length:
             raise TaskError(

@@ -35,7 +35,7 @@ def read_records(
         records, source = read_json_records(path), str(path)
     elif path.is_dir():
         records, source = _read_folder(path, files, hub, task)
-    elif HUB_ID.fullmatch(str(data)):
+    elif HUB_ID.fullmatch(str(data)) and path.suffix not in (".json", ".jsonl"):
         records, source = _load_from_hub(str(data), hub), f"{data} ({hub[0]}, {hub[1]})"
     else:
         raise TaskError(f"{task}: there is no file or folder {str(data)!r}")
@@ -55,6 +55,29 @@ def pick_record(records: Sequence[Record], index: int, task: str) -> Record:
     return records[index]
 
 
+def text_of(record: Record, name: str, task: str, index: int) -> str:
+    """A record's field that must be text. Raises TaskError for anything else, and for lone surrogates."""
+    return _checked(record[name], name, task, index)
+
+
+def texts_of(record: Record, name: str, task: str, index: int) -> tuple[str, ...]:
+    """A record's field that must be a list of texts."""
+    found = record[name]
+    if not isinstance(found, list | tuple):
+        raise TaskError(f"{task}: example {index}: {name!r} must be a list of texts, not {type(found).__name__}")
+    return tuple(_checked(each, name, task, index) for each in found)
+
+
+def _checked(value: Any, name: str, task: str, index: int) -> str:
+    if not isinstance(value, str):
+        raise TaskError(f"{task}: example {index}: {name!r} must be text, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise TaskError(f"{task}: example {index}: {name!r} is not valid text ({error.reason})") from error
+    return value
+
+
 def read_json_records(path: Path) -> list[Record]:
     """A file with a JSON list, or with a JSON object on each line."""
     text = _read_text(path)
@@ -62,7 +85,7 @@ def read_json_records(path: Path) -> list[Record]:
         if text.lstrip().startswith("["):
             return list(json.loads(text))
         return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise TaskError(f"{path}: neither a JSON list nor a JSON object on each line: {error}") from error
 
 
@@ -70,7 +93,7 @@ def read_json(path: str | PathLike[str]) -> Any:
     """A JSON file. Raises TaskError when it is missing or not JSON."""
     try:
         return json.loads(_read_text(Path(path)))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise TaskError(f"{path}: not a JSON file: {error}") from error
 
 

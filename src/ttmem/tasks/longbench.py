@@ -9,7 +9,7 @@ from os import PathLike
 
 from ttmem.errors import TaskError
 from ttmem.tasks import longbench_metrics as metrics
-from ttmem.tasks.local_data import Record, pick_record, read_records
+from ttmem.tasks.local_data import Record, pick_record, read_records, text_of, texts_of
 from ttmem.tasks.longbench_prompts import ANSWER_TOKENS, PROMPTS
 from ttmem.tasks.sizing import check_request, count_tokens, fit_example
 from ttmem.tasks.task import Encode, Example, Question
@@ -77,10 +77,11 @@ class LongBench:
         """
         check_request(self.name, length, index)
         record = pick_record(self.records, index, self.name)
-        context = str(record["context"])
+        context = text_of(record, "context", self.name, index)
         before, behind = PROMPTS[self.base].split("{context}")
-        references = tuple(str(answer) for answer in record["answers"])
-        question = Question(behind.replace("{input}", str(record["input"])), references, ANSWER_TOKENS[self.base])
+        references = texts_of(record, "answers", self.name, index)
+        asked = text_of(record, "input", self.name, index)
+        question = Question(behind.replace("{input}", asked), references, ANSWER_TOKENS[self.base])
         characters = len(context)
 
         def build(kept: int) -> Example:
