@@ -53,6 +53,9 @@ VERSION = 1
 ATTEMPTS = 3
 """Starts of one job without a finished step between them; a job whose process dies each time is given up."""
 
+COARSE = 0.05
+"""Seconds by which a file's time may lie before that of the clock: file systems take a coarser one."""
+
 RESERVE = 64 * 2**20
 """Bytes of the disk that uploads leave free, so that answers, logs and the database go on."""
 
@@ -261,7 +264,7 @@ class Store:
         with self._lock:
             for record in self._read("WHERE id = ?", id):
                 steps = (self.job_folder(id) / "work").glob("*.safetensors")
-                if any(step.stat().st_mtime >= record.started for step in steps):
+                if any(step.stat().st_mtime >= record.started - COARSE for step in steps):
                     self._database.execute("UPDATE memories SET attempts = 0 WHERE id = ?", (id,))
             self._database.execute(
                 "UPDATE memories SET status = 'queued' WHERE id = ? AND status = 'running' AND attempts < ?",
