@@ -131,6 +131,12 @@ def test_no_reference_is_a_path_or_a_query(server: Any, reference: str) -> None:
     assert client.delete(f"/v1/memories/{reference}").status_code in (400, 404)
 
 
+def requests_logged(caplog: pytest.LogCaptureFixture) -> int:
+    """Requests that are logged, up to the one for no known route; none while that one is not."""
+    routes = [record.fields["route"] for record in caplog.records if record.msg == "request"]  # type: ignore[attr-defined]
+    return routes.index("other") + 1 if "other" in routes else 0
+
+
 def test_nothing_private_is_logged(server: Any, caplog: pytest.LogCaptureFixture) -> None:
     secret = "Zanzibar"
     with caplog.at_level(logging.INFO, logger="ttmem.serving"):
@@ -141,13 +147,13 @@ def test_nothing_private_is_logged(server: Any, caplog: pytest.LogCaptureFixture
         client.get(f"/v1/memories/{secret}", headers={"Authorization": f"Bearer {secret}"})
         client.get(f"/{secret}")
         deadline = time.monotonic() + 60  # a request is logged when its answer is out
-        while sum(record.msg == "request" for record in caplog.records) < 5 and time.monotonic() < deadline:
+        while requests_logged(caplog) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         logging.getLogger("ttmem.serving").error("step_failed", exc_info=ValueError(secret))
         logging.getLogger("ttmem.serving").info("done")
     formatter = JsonLines()
     lines = [json.loads(formatter.format(record)) for record in caplog.records if record.name == "ttmem.serving"]
-    assert len(lines) == 7
+    assert len(lines) >= 7  # the last request of an earlier test may come late
     assert secret not in json.dumps(lines)
     routes = {line.get("route") for line in lines}
     assert "/v1/memories/{reference}" in routes
