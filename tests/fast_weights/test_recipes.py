@@ -126,7 +126,8 @@ def test_operations_are_those_of_the_products() -> None:
         network = TTCDForCausalLM(TTCDConfig(**TINY, rule="window"))
     T, d, f, width, kv = 32, 16, 24, 16, 8
     layer = 2 * T * (d * (width + 2 * kv) + width * d + 3 * d * f) + 2 * 2 * T * T * width
-    assert forward_flops(network, T) == 3 * layer + 2 * T * d * 50
+    angles = 2 * T * kv // 2  # older transformers take the rotary angles by a product too
+    assert forward_flops(network, T) - (3 * layer + 2 * T * d * 50) in (0, angles)
 
 
 @pytest.mark.parametrize("rule", ["ttcd", "gated_deltanet", "window"])
