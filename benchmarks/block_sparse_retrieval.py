@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from common import field_of, keep, record
 from rich.console import Console
-from train_block_sparse import build, changed, evaluate
+from train_block_sparse import build, evaluate
+from training_run import add_settings, changed
 
 from ttmem.block_sparse import BlockSparseConfig
 from ttmem.block_sparse.objectives import RetrievalObjective
@@ -133,16 +134,7 @@ def main() -> None:
     parser.add_argument(
         "--set", type=field_of(BlockSparseConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
     )
-    parser.add_argument("--length", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--minutes", type=float, help="per run, instead of --steps")
-    parser.add_argument("--optimizer")
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--weight-decay", type=float)
-    parser.add_argument("--schedule")
-    parser.add_argument("--warmup", type=int)
-    parser.add_argument("--checkpoint-every", type=int)
+    add_settings(parser)
     parser.add_argument("--sequences", type=int, default=256, help="per task and length, in the evaluation")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch")

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from common import field_of
-from training_run import Objective, add_options, changed, checkpoint_gradients, run_training, show, token_objective
+from training_run import Recorded, add_options, changed, checkpoint_gradients, run_training, show, token_objective
 
 from ttmem.block_sparse import BlockSparseConfig, BlockSparseForCausalLM
 from ttmem.block_sparse.objectives import RetrievalObjective
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace, world: World) -> None:
     network = build(recipe, arguments.seed, changes, arguments.tokens is None).to(world.device).train()
     if arguments.gradient_checkpointing:
         checkpoint_gradients(network)
-    objective: Objective
+    objective: Recorded
     if arguments.tokens is None:
         objective = RetrievalObjective(
             network, recipe.task, recipe.length, recipe.batch, arguments.seed, recipe.shortest

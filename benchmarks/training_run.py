@@ -11,42 +11,28 @@ from typing import Any, Protocol
 
 import torch
 from rich.console import Console
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ttmem.progress import ConsoleProgress
 from ttmem.training.checkpoints import load_state, save_state
 from ttmem.training.language import NextToken, TokenObjective, read_tokens
-from ttmem.training.loop import TrainSettings, TrainState, train
+from ttmem.training.loop import Objective, TrainSettings, TrainState, train
 from ttmem.training.metrics import MetricsFile
 from ttmem.training.parallel import KINDS, World, parallelize, whole_state
 
 SETTINGS = ("steps", "minutes", "optimizer", "lr", "weight_decay", "schedule", "warmup", "checkpoint_every")
 
 
-class Objective(Protocol):
+class Recorded(Objective, Protocol):
+    """An objective that keeps the losses it has had."""
+
     losses: list[float]
-
-    def loss(self, step: int) -> Tensor: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options that set a recipe's training otherwise, and say where and how it runs."""
-    parser.add_argument("--length", type=int)
-    parser.add_argument("--batch", type=int)
+    add_settings(parser)
     parser.add_argument("--micro", type=int, default=1, help="sequences at once, with --tokens")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--minutes", type=float, help="stop after so much time instead of after --steps")
-    parser.add_argument("--optimizer")
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--weight-decay", type=float)
-    parser.add_argument("--schedule")
-    parser.add_argument("--warmup", type=int)
-    parser.add_argument("--checkpoint-every", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="autocast, with --tokens")
@@ -55,6 +41,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from --state")
     parser.add_argument("--parallel", choices=KINDS, default="none", help="with --tokens and torchrun")
     parser.add_argument("--metrics", type=Path, help="a file for loss, rate and gradient norm, as JSON lines")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The options that `changed` reads, and the shape of a batch."""
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--minutes", type=float, help="stop a run after so much time instead of after --steps")
+    parser.add_argument("--optimizer")
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument("--schedule")
+    parser.add_argument("--warmup", type=int)
+    parser.add_argument("--checkpoint-every", type=int)
 
 
 def changed(settings: TrainSettings, arguments: argparse.Namespace) -> TrainSettings:
@@ -95,7 +95,7 @@ def token_objective(
 
 def run_training(
     network: PreTrainedModel,
-    objective: Objective,
+    objective: Recorded,
     settings: TrainSettings,
     identity: dict[str, Any],
     arguments: argparse.Namespace,

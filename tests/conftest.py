@@ -183,9 +183,20 @@ def make_full(make_prepared: Callable[..., Prepared]) -> Callable[..., Memory]:
     return full
 
 
-@pytest.fixture(scope="session")
+def kernels_run_here() -> bool:
+    return torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernels") and not kernels_run_here():
+        pytest.skip("no GPU: test_in_the_interpreter runs it in another process")
+
+
+@pytest.fixture
 def run_interpreted() -> Callable[[str], None]:
     """(test file) -> its fast tests pass in a process of their own, in Triton's interpreter, which needs no GPU."""
+    if kernels_run_here():
+        pytest.skip("the kernels run in this process")
 
     def run(file: str) -> None:
         command = [sys.executable, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", file]

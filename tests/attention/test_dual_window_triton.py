@@ -25,14 +25,9 @@ MakeSegments = Callable[[int, int, int], Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-runs_kernels = pytest.mark.skipif(
-    DEVICE == "cpu" and not INTERPRETED, reason="no GPU: test_in_the_interpreter runs it in another process"
-)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run in this process")
 def test_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
     run_interpreted(__file__)
 
@@ -56,7 +51,7 @@ def agree(
         assert (found.cpu().double() - expected).norm() <= tolerance * max(1.0, float(expected.norm().detach()))
 
 
-@runs_kernels
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("tokens", "keys", "windows"),
     [
@@ -73,13 +68,13 @@ def test_windows(tokens: int, keys: int, windows: tuple[int, int], make_qkv: Mak
     agree(make_qkv(1, 1, 1, tokens, keys, 16, dtype=torch.float32), windows, None, "both", 3e-5)
 
 
-@runs_kernels
+@pytest.mark.kernels
 @pytest.mark.parametrize("wanted", ["teacher", "student"])
 def test_one_of_the_gradients(wanted: str, make_qkv: Make) -> None:
     agree(make_qkv(1, 1, 1, 50, 60, 16, dtype=torch.float32), (40, 20), None, wanted, 3e-5)
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_groups_widths_and_layouts(make_qkv: Make) -> None:
     """Heads that share keys, widths that are no powers of two and differ, tokens before heads."""
     leaves = make_qkv(2, 4, 2, 40, 45, 9, 20, dtype=torch.float32)
@@ -87,12 +82,12 @@ def test_groups_widths_and_layouts(make_qkv: Make) -> None:
     agree(turned, (30, 13), None, "both", 3e-5)
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_segments(make_qkv: Make, make_segments: MakeSegments) -> None:
     agree(make_qkv(2, 2, 1, 60, 80, 16, dtype=torch.float32), (50, 20), make_segments(2, 80, 3), "both", 3e-5)
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_half_precision(make_qkv: Make) -> None:
     """bf16 only on a GPU: products of it are wrong in the interpreter."""
     agree(make_qkv(1, 1, 1, 150, dim=16, dtype=torch.float16), (140, 70), None, "both", 5e-3)
@@ -100,13 +95,13 @@ def test_half_precision(make_qkv: Make) -> None:
         agree(make_qkv(1, 4, 2, 1000, dim=128, dtype=torch.bfloat16), (700, 300), None, "both", 2e-2)
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_many_blocks(make_qkv: Make) -> None:
     """Blocks that no edge cuts, in both bands."""
     agree(make_qkv(1, 1, 1, 260, dim=16, dtype=torch.float32), (230, 120), None, "both", 3e-5)
 
 
-@runs_kernels
+@pytest.mark.kernels
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_scores_that_leave_the_student_no_mass() -> None:
     q = torch.full((1, 1, 30, 16), 3.0)

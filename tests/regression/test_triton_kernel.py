@@ -24,14 +24,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-runs_kernels = pytest.mark.skipif(
-    DEVICE == "cpu" and not INTERPRETED, reason="no GPU: test_in_the_interpreter runs it in another process"
-)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run in this process")
 def test_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
     run_interpreted(__file__)
 
@@ -40,7 +35,7 @@ def on_device(*tensors: Tensor) -> list[Tensor]:
     return [t.detach().to(DEVICE).requires_grad_() for t in tensors]
 
 
-@runs_kernels
+@pytest.mark.kernels
 @pytest.mark.parametrize("rules", [{}, {"normalize_keys": False}, {"normalize_targets": True}])
 @pytest.mark.parametrize(("T", "d", "masked", "given"), [(4, 40, False, False), (17, 70, True, True)])
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
@@ -71,7 +66,7 @@ def test_answer_and_gradients(
         assert (f.cpu() - e).norm() < 1e-3 * e.norm()
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_64_tokens_nearly_equal_in_half_precision(oracle: Oracle) -> None:
     torch.manual_seed(0)
     x = (torch.randn(1, 1, 96) + 0.01 * torch.randn(1, 64, 96)).bfloat16()
@@ -82,7 +77,7 @@ def test_64_tokens_nearly_equal_in_half_precision(oracle: Oracle) -> None:
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_a_tiny_penalty_stays_finite() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 1, 32).expand(1, 32, 32) + 1e-4 * torch.randn(1, 32, 32)
@@ -93,7 +88,7 @@ def test_a_tiny_penalty_stays_finite() -> None:
         assert gradient.isfinite().all()
 
 
-@runs_kernels
+@pytest.mark.kernels
 def test_refusals(make_inputs: Inputs) -> None:
     x, a, rho = make_inputs(3, 4, 16, dtype=torch.float32)
     with pytest.raises(BlockError, match="double"):

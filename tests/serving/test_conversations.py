@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ttmem import Memory, Model
+from ttmem import Memory, Model, ServeError
 from ttmem.conversation import render_chat
 from ttmem.long_conversation import Folding, LongConversation
 from ttmem.serving.folds import FoldStore, beginnings
@@ -181,7 +181,7 @@ def add(store: FoldStore, owner: str, digest: str, messages: int, size: int, doc
     fresh = store.path(f"conv-{owner}-{digest[:6]}.partial")
     fresh.mkdir()
     (fresh / "memory.ttmem").write_bytes(b"x" * size)
-    return store.add(owner, document, digest, messages, {}, fresh).id
+    return store.add(fresh.name.removesuffix(".partial"), owner, document, digest, messages, {}, fresh).id
 
 
 def test_the_longest_beginning_is_found(tmp_path: Path) -> None:
@@ -208,6 +208,12 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert [store.path(id).exists() for id in ids] == [True, False, True]
     huge = add(store, "a", "h" * 10, 2, 1000)
     assert [fold["id"] for fold in store.page("a")] == [huge]
+
+
+def test_a_cache_that_is_damaged_says_so(tmp_path: Path) -> None:
+    (tmp_path / "conversations.sqlite").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ServeError, match="may be removed"):
+        FoldStore(tmp_path, 1000)
 
 
 def test_what_a_kill_leaves_is_swept(tmp_path: Path) -> None:

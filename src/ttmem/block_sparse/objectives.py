@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -11,10 +10,11 @@ from transformers import PreTrainedModel
 
 from ttmem.block_sparse.retrieval import Needles, run
 from ttmem.errors import TaskError
+from ttmem.training.loop import Stateless
 
 
 @dataclass
-class RetrievalObjective:
+class RetrievalObjective(Stateless):
     """Batches of needle sequences of one length, as many tokens in each.
 
     length: of the longest; a batch's is drawn between `shortest` and it, evenly in its logarithm: short sequences teach
@@ -52,9 +52,3 @@ class RetrievalObjective:
         loss = run(self.network, sequences).loss()
         self.losses.append(loss.item())
         return loss
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass

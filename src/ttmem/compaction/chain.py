@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ttmem.compaction.prepared import Prepared
 from ttmem.compaction.settings import MIN_TOKENS, Budget, LatentSettings, preset_settings
 from ttmem.errors import MemoryFileError
 from ttmem.memory import Memory
+from ttmem.memory.file import atomic_write
 from ttmem.models import Model
 from ttmem.progress import Progress
 
@@ -60,9 +60,7 @@ class Chain:
                 folder / f"part-{index}.ttmem", keep_document=False
             )
         listed = [{"ids": part.ids.tolist(), "ratio": part.ratio} for part in self.parts]
-        fresh = folder / "parts.json.partial"
-        fresh.write_text(json.dumps(listed))
-        os.replace(fresh, folder / "parts.json")
+        atomic_write(folder / "parts.json", lambda temporary: temporary.write_text(json.dumps(listed)))
 
     def load(self, folder: Path) -> None:
         """Take the parts that `save` wrote behind the same base. Raises MemoryFileError where they are not whole."""

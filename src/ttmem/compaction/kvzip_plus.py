@@ -26,8 +26,7 @@ class KVzipPlus:
         scores = [score.clone() for score in prepared.scores]
         for score in scores:
             score[:, : min(self.sinks, budget.tokens)] = torch.inf
-        heads = sum(layer.num_heads for layer in full.compacted)
-        chosen = iter(global_top(scores, heads * budget.tokens))
+        chosen = iter(global_top(scores, full.heads * budget.tokens))
         layers: list[LayerMemory | WindowMemory] = [
             gather_entries(layer, next(chosen)) if isinstance(layer, LayerMemory) else layer for layer in full.layers
         ]

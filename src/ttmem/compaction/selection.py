@@ -33,9 +33,8 @@ def select(
     scores and max_log_attention are [H, N] per layer. The seed matters to random entries only.
     """
     num_latents, num_anchors = settings.latents(budget), settings.anchors(budget)
-    heads = sum(layer.num_heads for layer in memory.compacted)
     share = budget.tokens - num_latents
-    preservers = global_top(with_floor(scores, int(settings.preserver_floor * share)), heads * share)
+    preservers = global_top(with_floor(scores, int(settings.preserver_floor * share)), memory.heads * share)
     generator = torch.Generator().manual_seed(seed)
     selections = []
     for layer, chosen, attention in zip(memory.compacted, preservers, max_log_attention, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from ttmem.progress import Progress
 from ttmem.tasks.mad.data import SPLITS, MadData, class_accuracy, make_data
 from ttmem.tasks.mad.instances import IGNORE
 from ttmem.tasks.mad.settings import MadSetting, Sweep
-from ttmem.training.loop import TrainSettings, train
+from ttmem.training.loop import Stateless, TrainSettings, train
 
 TEST_BATCH = 64
 
@@ -78,7 +77,7 @@ def readout(setting: MadSetting, encoder: nn.Module, width: int) -> nn.Module:
 
 
 @dataclass
-class MadObjective:
+class MadObjective(Stateless):
     """Cross-entropy over the tokens that count, all sequences once per epoch, in an order drawn anew for each."""
 
     model: nn.Module
@@ -99,12 +98,6 @@ class MadObjective:
         loss = cross_entropy(logits.flatten(0, 1), self.data.targets[rows].flatten(), ignore_index=IGNORE)
         self.losses.append(loss.item())
         return loss
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
 
 
 @torch.no_grad()

@@ -12,9 +12,10 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from ttmem.errors import MemoryMismatchError
+from ttmem.memory.cache import UncountedLayer
 
 NO_CROP = (
     "what was read into fast weights cannot be taken back, so the last tokens cannot be removed: keep a copy of the "
@@ -35,7 +36,7 @@ def _trimmed(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() > needed + needed // SLACK else tensor
 
 
-class LayerState(CacheLayerMixin):
+class LayerState(UncountedLayer):
     """One layer's tensors by name, each [B, ..]. Layers read and write them through `get` and `set`."""
 
     is_sliding = False
@@ -83,18 +84,6 @@ class LayerState(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise MemoryMismatchError("a fast-weight state belongs to a model with fast weights; this model has none")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return -1
 
 
 class FastWeightCache(Cache):

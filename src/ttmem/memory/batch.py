@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from ttmem.attention.branches import Branch, merge_outputs
 from ttmem.attention.kernels import fast_attention
 from ttmem.attention.ragged import memory_attention
 from ttmem.errors import MemoryMismatchError
-from ttmem.memory.cache import MemoryKeys, window_branch
+from ttmem.memory.cache import MemoryKeys, UncountedLayer, window_branch
 from ttmem.memory.layer import WindowMemory
 from ttmem.memory.memory import Memory
 
@@ -127,7 +127,7 @@ class Step:
         return self.memories[-1][1] if self.memories else 0
 
 
-class BatchLayer(CacheLayerMixin):
+class BatchLayer(UncountedLayer):
     """One layer's new tokens, in blocks [rows, H, capacity, d], and attention over them and the memories' layers."""
 
     is_croppable = False
@@ -242,18 +242,6 @@ class BatchLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return -1
 
 
 class BatchCache(Cache):

@@ -116,7 +116,23 @@ def window_branch(query: Tensor, memory: WindowMemory, scale: float, seen: Tenso
     return fast_attention(query, keys, values, scale, mask=visible.view((1,) * (4 - visible.dim()) + visible.shape))
 
 
-class MemoryLayer(CacheLayerMixin):
+class UncountedLayer(CacheLayerMixin):
+    """A cache layer without a length of its own: positions are the caller's, and the mask covers what is run."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+
+class MemoryLayer(UncountedLayer):
     """A compacted layer: the memory, shared by all sequences and never written, and the new tokens' own K and V."""
 
     is_sliding = False
@@ -207,12 +223,6 @@ class MemoryLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         return self.document_length + self.new_length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return -1
 
     def reset(self) -> None:
         """Forget the new tokens; the document stays."""

@@ -114,6 +114,11 @@ class Memory:
         return sum(layer.total for layer in self.compacted)
 
     @property
+    def heads(self) -> int:
+        """KV heads of all compacted layers."""
+        return sum(layer.num_heads for layer in self.compacted)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.layers[0].keys.dtype
 

@@ -50,8 +50,7 @@ class Usage:
     def behind(cls, memory: Memory | None) -> Usage:
         if memory is None:
             return cls()
-        heads = sum(layer.num_heads for layer in memory.compacted)
-        return cls(document=memory.document_length, kept=round(memory.entries / heads, 2))
+        return cls(document=memory.document_length, kept=round(memory.entries / memory.heads, 2))
 
     def body(self) -> dict[str, Any]:
         return {

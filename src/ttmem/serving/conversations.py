@@ -202,7 +202,7 @@ class Conversations:
             elif done is not None and fresh.is_dir():
                 count = done["folded_messages"]
                 about = None if document is None else document.id
-                await to_thread.run_sync(self.folds.add, owner, about, digests[count - 1], count, done, fresh)
+                await to_thread.run_sync(self.folds.add, id, owner, about, digests[count - 1], count, done, fresh)
                 result = FOLDED
         except (OSError, sqlite3.Error, ApiError):
             result = "storage_full"

@@ -40,10 +40,9 @@ def fold(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     folder = Path(job["folder"])
     conversation.save(folder)
     conversation.memory.save(folder / "memory.ttmem", keep_document=False)
-    heads = sum(layer.num_heads for layer in conversation.memory.compacted)
     return {
         "folded_messages": conversation.folded,
         "folded_tokens": sum(tokens for tokens, _ in done.parts),
         "parts": [{"tokens": tokens, "ratio": ratio} for tokens, ratio in done.parts],
-        "memory_tokens": round(done.entries / heads, 2),
+        "memory_tokens": round(done.entries / conversation.memory.heads, 2),
     }

@@ -22,6 +22,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from ttmem.errors import ServeError
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS folds (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, document TEXT, digest TEXT NOT NULL, messages INTEGER NOT NULL,
@@ -48,13 +50,16 @@ class FoldStore:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self.most_bytes = folder, most_bytes
         self._lock = RLock()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._database = sqlite3.connect(
-            folder / "conversations.sqlite", check_same_thread=False, isolation_level=None, timeout=10
-        )
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.executescript(SCHEMA)
-        self._recover()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._database = sqlite3.connect(
+                folder / "conversations.sqlite", check_same_thread=False, isolation_level=None, timeout=10
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.executescript(SCHEMA)
+            self._recover()
+        except (OSError, sqlite3.Error) as error:
+            raise ServeError(f"cannot use {folder}: {error}; it is only a cache, and may be removed") from error
 
     def close(self) -> None:
         with self._lock:
@@ -82,10 +87,16 @@ class FoldStore:
         return Fold(row[0], row[1], json.loads(row[2]))
 
     def add(
-        self, owner: str, document: str | None, digest: str, messages: int, details: dict[str, Any], fresh: Path
+        self,
+        id: str,
+        owner: str,
+        document: str | None,
+        digest: str,
+        messages: int,
+        details: dict[str, Any],
+        fresh: Path,
     ) -> Fold:
         """Keep a finished folder, which is moved to its place, and give up old ones where there is no room."""
-        id = fresh.name.removesuffix(".partial")
         size = sum(file.stat().st_size for file in fresh.iterdir())
         with self._lock:
             os.replace(fresh, self.path(id))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ttmem.errors import TaskError
+from ttmem.training.loop import Stateless
 from ttmem.training.parallel import World
 
 CHUNK = 1024
@@ -54,7 +54,7 @@ def positions_in_documents(ids: Tensor, separator: int) -> Tensor:
 
 
 @dataclass
-class TokenObjective:
+class TokenObjective(Stateless):
     """Next-token prediction on random stretches of a token file: one array of ids, as numpy saves it (.npy).
 
     module: a `NextToken`, or DDP or FSDP around it. batch: stretches per step, of all processes together; process
@@ -107,12 +107,6 @@ class TokenObjective:
         places = None if self.separator is None else positions_in_documents(ids[:, :-1], self.separator)
         with torch.autocast(ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             return self.module(ids, places)
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def read_tokens(path: Path, vocabulary: int) -> np.ndarray:

@@ -35,6 +35,16 @@ class Objective(Protocol):
         ...
 
 
+class Stateless:
+    """The state of an objective whose loss depends on nothing but the step."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """How to train.
