@@ -35,9 +35,12 @@ def test_a_document_becomes_the_memory_that_compact_gives(server: Any, served: M
     assert followed[-1]["status"] == "ready", followed[-1]
     fractions = [event["progress"]["fraction"] for event in followed if event["progress"]]
     assert fractions == sorted(fractions)
-    stages = [part["stage"] for part in [event["progress"] for event in followed if event["progress"]][-1]["stages"]]
-    assert stages[:3] == ["converting", "loading the model", "reading the document"]
     found = server.wait(id)
+    first = ["converting", "loading the model", "reading the document"]
+    seen = [[part["stage"] for part in event["progress"]["stages"]] for event in followed if event["progress"]]
+    # Events are samples: a tiny job may end before its last stages are seen. What it took is told by the timings.
+    assert all(stages[:3] == first[: len(stages)] for stages in seen)
+    assert list(server.app.state.store.timings("latent/quick"))[:3] == first
     assert found["losses"] == followed[-1]["losses"] == {}  # nothing is trained
     assert "losses" not in client.get("/v1/memories").json()["data"][-1]
     assert found["details"]["document"]["tokens"] == len(served.encode(TEXTS["ferry"]))
