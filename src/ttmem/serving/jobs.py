@@ -124,11 +124,11 @@ class Jobs:
             return "failed" if self.store.fail(record.id, outcome["code"], outcome["error"]) else "cancelled"
         file = self.store.job_folder(record.id) / "memory.ttmem"
         details = {**outcome["done"], "losses": self.curves.get(record.id, Curves()).body()}
+        if "seconds" in outcome:  # before the end is seen: the next job's estimate counts on them
+            self.store.set_timings(kind, by_stage(outcome["seconds"]))
         if not self.store.complete(record.id, details, file):
             self.store.sweep(record.id)
             return "cancelled"
-        if "seconds" in outcome:
-            self.store.set_timings(kind, by_stage(outcome["seconds"]))
         return "ready"
 
     def _job(self, record: Record) -> dict[str, Any]:
