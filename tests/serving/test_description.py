@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ttmem import LatentSettings, Memory, Model, compact
+from ttmem import LatentSettings, Memory, Model, compact, extend, merge
 from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.serving.description import budget_map, describe, full_bytes
 
@@ -64,10 +65,37 @@ def test_roles_are_told_where_they_are_known(served: Model) -> None:
     settings = LatentSettings(rollouts=2, rollout_tokens=3, top_k=4, pool=32, fit_updates=1, distill_updates=0)
     memory = compact(served, TEXT, tokens=16, settings=settings, measure=False)
     assert budget_map(memory)["roles"] == {"anchors": 1, "diversifiers": 3}  # a quarter of 16, a quarter of that
-    settings_of = memory.info.settings
-    for change in ({"choose_split": True, "closed_form": True}, {"initializer": "random"}, {"nothing": 1}):
-        info = replace(memory.info, settings={**settings_of, **change})
-        assert budget_map(replace(memory, info=info))["roles"] is None
-    for forged in ({"tokens": "many"}, {"tokens": -3}, {"tokens": None}):
+    for forged in (
+        {"latents": "many"},
+        {"latents": None},
+        {"latents": 17},  # more than some head keeps
+        {"latents": True, "anchors": False},
+        {"anchors": 5},
+        {"anchors": -1},
+    ):
         info = replace(memory.info, budget={**memory.info.budget, **forged})
-        assert budget_map(replace(memory, info=info))["roles"] is None
+        assert budget_map(replace(memory, info=info))["roles"] is None, forged
+    merged = merge(served, [memory, memory])
+    assert budget_map(merged)["roles"] is None
+    extended = extend(served, memory, TEXT, tokens=16, settings=settings, measure=False)
+    assert budget_map(extended)["roles"] is None
+    random = compact(served, TEXT, tokens=16, settings=replace(settings, initializer="random"), measure=False)
+    assert budget_map(random)["roles"] is None
+
+
+def test_the_roles_of_a_chosen_split_are_those_that_were_used(
+    served: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = LatentSettings(
+        rollouts=2, rollout_tokens=3, top_k=4, pool=32, closed_form=True, choose_split=True, fit_updates=0,
+        distill_updates=0,
+    )  # fmt: skip
+    for fraction, found in ((0.5, {"anchors": 2, "diversifiers": 6}), (0.125, {"anchors": 1, "diversifiers": 1})):
+        monkeypatch.setattr("ttmem.compaction.choice.SPLITS", ((fraction, 0.0),))
+        folder = tmp_path / str(fraction)
+        made = [  # the second from the steps that the first has left
+            compact(served, TEXT, tokens=16, settings=settings, measure=False, workdir=folder, resume=resume)
+            for resume in (False, True)
+        ]
+        assert [budget_map(memory)["roles"] for memory in made] == [found, found]
+        assert made[0].info.settings["latent_fraction"] == 0.25  # what was asked for stays as it is

@@ -39,22 +39,25 @@ class LatentCompaction:
 
     def initial(self, prepared: Prepared, budget: Budget) -> Memory:
         """The untrained memory: chosen entries as they are, biases zero."""
-        return self._memory(prepared, budget, initial_layers(prepared.full, self.selections(prepared, budget)))
+        layers = initial_layers(prepared.full, self.selections(prepared, budget))
+        return self._memory(prepared, budget, layers, self.settings)
 
     def after_stage_1(self, prepared: Prepared, budget: Budget) -> Memory:
         """The memory after attention fitting, fp32: in closed form, by gradient, or by both, one after the other."""
         step = f"stage1-{budget.tokens}"
         kept = prepared.workspace.load(step)
         if kept is not None:
-            return self._memory(prepared, budget, _unpack(prepared.full, *kept))
+            tensors, data = kept
+            return self._memory(prepared, budget, _unpack(prepared.full, tensors, data), LatentSettings(**data["used"]))
         layers, settings = self._start(prepared, budget)
         generic, replayed = prepared.rollouts.pools, prepared.replay_pools
         pools = joined(generic, replayed) if settings.fit_replay else generic
         layers, _ = fit(
             layers, settings.latents(budget), pools, prepared.scales, settings, self.seed, prepared.progress
         )
-        prepared.workspace.save(step, *_pack(layers))
-        return self._memory(prepared, budget, layers)
+        tensors, data = _pack(layers)
+        prepared.workspace.save(step, tensors, {**data, "used": asdict(settings)})
+        return self._memory(prepared, budget, layers, settings)
 
     def _start(self, prepared: Prepared, budget: Budget) -> tuple[Layers, LatentSettings]:
         """Entries as chosen, or fitted in closed form; with `choose_split`, under the best split of the budget."""
@@ -70,7 +73,7 @@ class LatentCompaction:
             (replace(self, settings=each)._closed_form(prepared, budget, pools), each) for each in splits(settings)
         ]
         scores = [
-            prepared.choice.divergence(self._memory(prepared, budget, layers), settings).score for layers, _ in starts
+            prepared.choice.divergence(self._memory(prepared, budget, *start), settings).score for start in starts
         ]
         return starts[scores.index(min(scores))]
 
@@ -114,8 +117,12 @@ class LatentCompaction:
         prepared.workspace.save(step, {}, {"rate": rate})
         return rate
 
-    def _memory(self, prepared: Prepared, budget: Budget, layers: Layers) -> Memory:
-        return prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)
+    def _memory(self, prepared: Prepared, budget: Budget, layers: Layers, used: LatentSettings) -> Memory:
+        """used: the settings with the split of the budget that was chosen, which the memory tells beside its budget."""
+        memory = prepared.memory(layers, self.name, budget, asdict(self.settings), self.seed)
+        if used.initializer == "mixed" and budget.tokens < prepared.document.length:
+            memory.info.budget |= {"latents": used.latents(budget), "anchors": used.anchors(budget)}
+        return memory
 
 
 def _pack(layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:

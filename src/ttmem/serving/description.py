@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ttmem.compaction.settings import Budget, LatentSettings
-from ttmem.errors import BudgetError
 from ttmem.memory import Memory
 from ttmem.memory.layer import WindowMemory
 
@@ -73,17 +71,11 @@ def _spread(biases: Tensor) -> dict[str, float] | None:
 
 def roles(memory: Memory) -> dict[str, int] | None:
     """Anchors and diversifiers of each head; the rest of its entries are preservers. None where this is not known:
-    for other methods, and where the split of the budget was chosen for the document."""
-    info = memory.info
-    try:
-        settings = LatentSettings(**info.settings)
-        budget = Budget.of(memory.document_length, None, info.budget["tokens"])
-        latents, anchors = settings.latents(budget), settings.anchors(budget)
-    except (TypeError, ValueError, BudgetError):
+    for other methods, for memories of several texts, and where the file says what cannot be."""
+    latents, anchors = (memory.info.budget.get(name) for name in ("latents", "anchors"))
+    if type(latents) is not int or type(anchors) is not int or not 0 <= anchors <= latents:
         return None
-    chosen = settings.choose_split or settings.initializer != "mixed"
-    fits = all(kept >= latents for layer in memory.compacted for kept in layer.lengths)
-    if info.method != "latent" or chosen or not fits:
+    if any(kept < latents for layer in memory.compacted for kept in layer.lengths):
         return None
     return {"anchors": anchors, "diversifiers": latents - anchors}
 
