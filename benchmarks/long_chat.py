@@ -2,8 +2,9 @@
 
     python benchmarks/long_chat.py [--chats 3] [--turns 10] [--ratio 8] [--preset quick]
 
-A user tells a piece of prose with one planted fact in every turn and gets a fixed reply; behind all turns, each of the
-earlier facts is asked for. `whole` keeps every turn, `folded` compacts the older ones (`LongConversation`), `cut` keeps
+In every turn a user tells a piece of prose with two planted facts and asks for one of them, which the reply names; behind
+all turns, the facts that nobody has asked for are. (Where replies are all alike, a small model goes on with such replies
+instead of answering.) `whole` keeps every turn, `folded` compacts the older ones (`LongConversation`), `cut` keeps
 only the latest turns, as many tokens as the others keep whole, and `summary` puts the model's own summary of the older
 turns before these, of as many tokens as the folded part has entries per head.
 """
@@ -33,17 +34,19 @@ NEVER = 10**9
 
 
 def turns(count: int, sentences: int, index: int, seed: int) -> tuple[list[dict[str, str]], list[Fact]]:
-    """The messages of `count` turns, and the fact that each has."""
-    facts = make_facts(example_random("long chat", seed, index), count)
-    pieces = essay_prose(seed + index).first_pieces(count * sentences)
+    """The messages of `count` turns, and of each the fact that is not asked for in it."""
+    facts = make_facts(example_random("long chat", seed, index), 2 * count)
+    pieces = essay_prose(seed + index).first_pieces(2 * count * sentences)
+    prose = ["".join(pieces[start : start + sentences]).strip() for start in range(0, len(pieces), sentences)]
     messages = []
-    for turn, fact in enumerate(facts):
-        prose = "".join(pieces[turn * sentences : (turn + 1) * sentences]).strip()
+    for turn in range(count):
+        kept, asked = facts[2 * turn : 2 * turn + 2]
+        told = f"{prose[2 * turn]} {kept.sentence} {prose[2 * turn + 1]} {asked.sentence}"
         messages += [
-            {"role": "user", "content": f"{prose} {fact.sentence}"},
-            {"role": "assistant", "content": REPLY},
+            {"role": "user", "content": f"{told}\n\n{asked.question}"},
+            {"role": "assistant", "content": asked.sentence},
         ]
-    return messages, facts
+    return messages, facts[::2]
 
 
 def answers(conversation: Conversation, facts: list[Fact]) -> list[float]:
@@ -101,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chats", type=int, default=3)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--sentences", type=int, default=5, help="of prose per turn")
+    parser.add_argument("--sentences", type=int, default=2, help="of prose before each fact")
     parser.add_argument("--threshold", type=int, default=768)
     parser.add_argument("--keep", type=int, default=256)
     parser.add_argument("--ratio", type=float, default=8)
