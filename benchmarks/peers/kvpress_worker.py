@@ -36,10 +36,11 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     tokenizer.chat_template = None
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32, attn_implementation="sdpa").eval()
-    model.generation_config.eos_token_id = job["eos_token_ids"]  # what ends an answer there must end it here
+    model.generation_config.eos_token_id = job["eos_token_ids"]  # the same as in ttmem
     pipe = pipeline("kv-press-text-generation", model=model, tokenizer=tokenizer)
+    written = WrittenTokens(tokenizer, job["eos_token_ids"])
     rows = [
-        run(pipe, model, tokenizer, document, press, ratio)
+        run(pipe, model, tokenizer, written, document, press, ratio)
         for document in job["documents"]
         for press, ratio in job["presses"]
     ]
@@ -47,7 +48,32 @@ def main() -> None:
     Path(sys.argv[2]).write_text(json.dumps({"versions": versions, "rows": rows, "peak_bytes": peak()}))
 
 
-def run(pipe: Any, model: Any, tokenizer: Any, document: dict[str, Any], press: str, ratio: float) -> dict[str, Any]:
+class WrittenTokens:
+    """Sees the tokens that an answer is decoded from, and ends the answer where the first end token is.
+
+    kvpress looks for end tokens from the second token on: where the model ends at once, it goes on behind the end.
+    """
+
+    def __init__(self, tokenizer: Any, ends: list[int]) -> None:
+        self.decode, self.ends, self.count = tokenizer.decode, set(ends), 0
+        tokenizer.decode = self
+
+    def __call__(self, ids: Any, **options: Any) -> str:
+        found = ids.tolist()
+        self.count = len(found)
+        end = next((place for place, id in enumerate(found) if id in self.ends), len(found))
+        return str(self.decode(found[:end], **options))
+
+
+def run(
+    pipe: Any,
+    model: Any,
+    tokenizer: Any,
+    written: WrittenTokens,
+    document: dict[str, Any],
+    press: str,
+    ratio: float,
+) -> dict[str, Any]:
     ids = tokenizer(document["text"], add_special_tokens=False, return_tensors="pt").input_ids
     cache = DynamicCache()
     start = time.perf_counter()
@@ -62,8 +88,7 @@ def run(pipe: Any, model: Any, tokenizer: Any, document: dict[str, Any], press: 
         lengths = [cache.get_seq_length(i) for i in range(len(cache))]
         start = time.perf_counter()
         answer = pipe.generate_answer(question, cache, ids.shape[1], room)
-        produced = max(1, len(tokenizer(answer, add_special_tokens=False).input_ids))
-        times.append((time.perf_counter() - start) / produced)
+        times.append((time.perf_counter() - start) / written.count)
         pipe._remove_answer_from_cache(cache, lengths)
         answers.append(answer)
     return {
