@@ -2,11 +2,11 @@
 
     python benchmarks/long_chat.py [--chats 3] [--turns 10] [--ratio 8] [--preset quick]
 
-In every turn a user tells a piece of prose with two planted facts and asks for one of them, which the reply names; behind
-all turns, the facts that nobody has asked for are. (Where replies are all alike, a small model goes on with such replies
-instead of answering.) `whole` keeps every turn, `folded` compacts the older ones (`LongConversation`), `cut` keeps
-only the latest turns, as many tokens as the others keep whole, and `summary` puts the model's own summary of the older
-turns before these, of as many tokens as the folded part has entries per head.
+In every turn a user tells a piece of prose with two planted facts and asks for one of them, which the reply names;
+behind all turns, the facts that nobody has asked for are. (Where replies are all alike, a small model goes on with such
+replies instead of answering.) `whole` keeps every turn, `folded` compacts the older ones (`LongConversation`), `cut`
+keeps only the latest turns, as many tokens as the others keep whole, and `summary` puts the model's own summary of the
+older turns before these, of as many tokens as the folded part has entries per head.
 """
 
 from __future__ import annotations
