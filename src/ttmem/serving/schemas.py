@@ -153,3 +153,14 @@ class Naming(Strict):
     """The form field beside an uploaded memory."""
 
     name: Name | None = None
+
+
+def described_body(form: type[BaseModel], json: type[BaseModel] | None = None) -> dict[str, Any]:
+    """The body of a route that reads it by itself, for the OpenAPI schema: a form with a file, or JSON as well."""
+    fields = form.model_json_schema()
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    schema = {**fields, "properties": {"file": file, **fields["properties"]}, "required": ["file"]}
+    content: dict[str, Any] = {"multipart/form-data": {"schema": schema}}
+    if json is not None:
+        content["application/json"] = {"schema": json.model_json_schema()}
+    return {"requestBody": {"content": content, "required": True}}

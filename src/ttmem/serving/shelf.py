@@ -31,7 +31,7 @@ from ttmem.serving.errors import ApiError, SafeJSON, refused
 from ttmem.serving.jobs import Jobs
 from ttmem.serving.library import Library, check_ready, read_checked
 from ttmem.serving.options import job_settings
-from ttmem.serving.schemas import AUTO, ID, JobOptions, NamedOptions, Naming, NewMemory
+from ttmem.serving.schemas import AUTO, ID, JobOptions, NamedOptions, Naming, NewMemory, described_body
 from ttmem.serving.settings import Limits
 from ttmem.serving.store import UNFINISHED, Record, Store
 from ttmem.serving.text import Encoder
@@ -67,7 +67,7 @@ class Shelf:
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/memories")
 
-        @router.post("", status_code=202)
+        @router.post("", status_code=202, openapi_extra=described_body(NamedOptions, NewMemory))
         async def create(request: HttpRequest) -> Response:
             """Compact a document: JSON with `text`, or a form with a `file`; options are fields beside it."""
             kind = content_type(request)
@@ -80,7 +80,7 @@ class Shelf:
             self.jobs.wake()
             return SafeJSON(self.describe(record), 202)
 
-        @router.post("/import", status_code=201)
+        @router.post("/import", status_code=201, openapi_extra=described_body(Naming))
         async def bring(request: HttpRequest) -> Response:
             """Take a finished `.ttmem` file, as a form's `file`."""
             if content_type(request) != "multipart/form-data":
