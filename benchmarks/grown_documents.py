@@ -1,4 +1,4 @@
-"""Two texts as one memory: compacted together, extended by the second, or merged from two.
+"""Two texts as one memory: compacted together, extended by the second, or merged from two (also with both sinks).
 
     python benchmarks/grown_documents.py [--docs 3] [--length 600] [--ratio 8] [--preset quick]
 
@@ -40,6 +40,7 @@ def memories(
     start = time.perf_counter()
     other = ttmem.compact(model, second, **options)
     found["merged"] = (ttmem.merge(model, [one, other]), time.perf_counter() - start)
+    found["merged, sinks kept"] = (ttmem.merge(model, [one, other], keep_sinks=True), found["merged"][1])
     return full, found
 
 

@@ -30,7 +30,7 @@ Make = Callable[..., Memory]
 
 def test_keys_are_where_they_would_be(any_model: Model, make_full: Make) -> None:
     parts = [make_full(any_model, text) for text in (FIRST, SECOND, THIRD)]
-    merged = merge(any_model, parts)
+    merged = merge(any_model, parts, keep_sinks=True)
     assert merged.document_length == sum(part.document_length for part in parts)
     assert merged.tokens is not None
     assert merged.tokens.tolist() == [i for part in parts for i in part.tokens.tolist()]
@@ -64,7 +64,7 @@ def test_ragged_entries_and_biases_stay_with_their_heads(model: Model, make_prep
             for i, layer in enumerate(memory.layers)
         ]
         parts.append(replace(memory, layers=layers))
-    merged = merge(model, parts)
+    merged = merge(model, parts, keep_sinks=True)
     assert merged.info.budget["tokens"] == sum(part.info.budget["tokens"] for part in parts)
     for layer, first, second in zip(merged.layers, parts[0].layers, parts[1].layers, strict=True):
         assert isinstance(layer, LayerMemory)
@@ -77,7 +77,7 @@ def test_ragged_entries_and_biases_stay_with_their_heads(model: Model, make_prep
 def test_the_order_does_not_matter_to_a_single_document(model: Model, make_full: Make) -> None:
     """Rotary attention sees distances: behind itself alone, a document at other positions answers the same."""
     first, second = make_full(model, FIRST), make_full(model, SECOND)
-    merged = merge(model, [first, second])
+    merged = merge(model, [first, second], keep_sinks=True)
     moved = replace(
         second,
         document_length=merged.document_length,

@@ -12,18 +12,20 @@ from torch import Tensor
 from ttmem.errors import BudgetError, MemoryMismatchError
 from ttmem.memory.layer import LayerMemory, WindowMemory
 from ttmem.memory.memory import Memory, MemoryInfo
+from ttmem.memory.sinks import without_repeated_sinks
 from ttmem.models import ANSWER_ROOM, Model
 from ttmem.models.rotary import rotary_rates, rotate
 from ttmem.versions import versions
 
 
 @torch.no_grad()
-def merge(model: Model, memories: Sequence[Memory]) -> Memory:
+def merge(model: Model, memories: Sequence[Memory], keep_sinks: bool = False) -> Memory:
     """One memory over several documents, in their order. Nothing is trained, nothing is read again.
 
     Keys are turned to the positions they have with the other documents before them. What a document's tokens would
-    have seen in the documents before them is missing: each was read alone. A layer with a sliding window keeps what its
-    window has of the last documents. Token ids are kept if all memories have theirs.
+    have seen in the documents before them is missing: each was read alone. Entries of a later document's first token
+    are left out where an earlier one has such (`sinks.py`), unless `keep_sinks`. A layer with a sliding window keeps
+    what its window has of the last documents. Token ids are kept if all memories have theirs.
 
     The result has the model's device and dtype. Raises BudgetError for fewer than two memories, or where the documents
     do not fit the model's positions together; MemoryMismatchError for memories of another model and those that cannot
@@ -44,6 +46,8 @@ def merge(model: Model, memories: Sequence[Memory]) -> Memory:
         )
     rates = rotary_rates(model.network)
     shifts = [sum(memory.document_length for memory in memories[:i]) for i in range(len(memories))]
+    if not keep_sinks:
+        memories = without_repeated_sinks(model, memories)
     layers: list[LayerMemory | WindowMemory] = []
     for index, rate in enumerate(rates):
         parts = [memory.layers[index] for memory in memories]
