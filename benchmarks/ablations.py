@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="only tables and figures whose names hold one of these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="of partial results [ablations-PRESET]")
+    parser.add_argument("--name", help="of the file of results [ablations_TASK_PRESET]")
     arguments = parser.parse_args()
     model = ttmem.load_model(arguments.model)
     base = replace(preset_settings(arguments.preset), choose_split=False)  # what is split is what is ablated
@@ -92,7 +93,7 @@ def main() -> None:
         tables[name] = {label: by_length(results[settings]) for label, settings in group.items()}
     figures = {"model": model_label(model.name), "ratio": arguments.ratio, "docs": arguments.docs}
     record(
-        f"ablations_{arguments.task}_{arguments.preset}",
+        arguments.name or f"ablations_{arguments.task}_{arguments.preset}",
         {**figures, "base": asdict(base), "tables": tables},
         arguments.seed,
     )
