@@ -16,10 +16,19 @@ def test_two_memories_become_one(run: Any, memory: Path, made: Memory, tmp_path:
     assert "2 documents" in outcome.out
     merged = Memory.load(target)
     assert merged.document_length == 2 * made.document_length
-    assert merged.entries == 2 * made.entries
+    heads = sum(layer.num_heads for layer in made.compacted)
+    assert heads <= 2 * made.entries - merged.entries <= 2 * heads  # one sink for all; a preserver, or an anchor too
     assert merged.info.document["name"] == "ferry.txt + ferry.txt"
     assert run("ask", target, "When does the ferry leave?", "-m", model_folder).code == 0
     assert run("info", target).code == 0
+
+
+def test_sinks_stay_where_they_are_wanted(
+    run: Any, memory: Path, made: Memory, tmp_path: Path, model_folder: Path
+) -> None:
+    target = tmp_path / "both.ttmem"
+    assert run("merge", memory, memory, "-o", target, "-m", model_folder, "--keep-sinks").code == 0
+    assert Memory.load(target).entries == 2 * made.entries
 
 
 def test_json(run: Any, memory: Path, tmp_path: Path, model_folder: Path) -> None:

@@ -27,6 +27,9 @@ def merge(
         ..., help="Memory files, in the order of their documents.", show_default=False
     ),
     output: Path = typer.Option(..., "--output", "-o", help="The merged memory file.", show_default=False),
+    keep_sinks: bool = typer.Option(
+        False, "--keep-sinks", help="Keep every document's attention sink; one for all answers better."
+    ),
     model: str | None = MODEL_OPTION,
     dtype: str = DTYPE_OPTION,
     device: str | None = DEVICE_OPTION,
@@ -46,7 +49,7 @@ def merge(
     check_not_a_source(output, *memories)
     parts = [Memory.load(path) for path in memories]
     network = load_model(model or recorded_model(parts[0]), dtype, device)
-    merged = run(network, [part.to(network.device, network.dtype) for part in parts])
+    merged = run(network, [part.to(network.device, network.dtype) for part in parts], keep_sinks)
     merged.save(output)
     if as_json:
         print_json({"memory": str(output), "bytes": merged.num_bytes(), **vars(merged.info)})
