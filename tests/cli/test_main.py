@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ttmem
+from ttmem.cli.main import app
 from ttmem.compaction import api
 
 COMMANDS = ["compact", "ask", "chat", "info", "eval", "demo"]
@@ -150,3 +151,18 @@ def test_it_runs_as_a_program(memory: Path) -> None:
     )
     assert gone.returncode == 6
     assert "Traceback" not in gone.stderr
+
+
+def test_no_help_text_is_read_as_markup(run: Any) -> None:
+    """`[its own]` in a help text would be taken for a style, and vanish."""
+    import typer
+
+    assert run("--help").code == 0  # commands are registered at the first call
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    helps = {
+        f"{name} {parameter.name}": getattr(parameter, "help", None) or ""
+        for name, command in commands.items()
+        for parameter in command.params
+    }
+    assert len(helps) > 50
+    assert [where for where, text in helps.items() if "[" in text] == []

@@ -121,7 +121,9 @@ def test_another_key_finds_nothing_of_it(auto: Any) -> None:
     body = {"model": "tiny", "messages": messages, "memory": "auto", "max_tokens": 2}
     told = bob.post("/v1/chat/completions", json={**body, "auto": {**AUTO, "wait": False}}).json()
     assert told["conversation"]["folded_messages"] == 0
-    assert bob.delete(f"/v1/conversations/{listed[0]['id']}").status_code == 404
+    for id in (listed[0]["id"], "none"):
+        gone = bob.delete(f"/v1/conversations/{id}")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "conversation_not_found")
     assert alice.delete(f"/v1/conversations/{listed[0]['id']}").json()["deleted"] is True
     assert alice.delete("/v1/conversations").json()["deleted"] == len(listed) - 1
     assert alice.get("/v1/conversations").json()["data"] == []

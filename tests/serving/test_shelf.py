@@ -48,6 +48,12 @@ def test_a_document_becomes_the_memory_that_compact_gives(server: Any, served: M
     file.write_bytes(client.get("/v1/memories/job/file").content)
     memory = Memory.load(file)
     assert memory.tokens is None  # not kept unless asked for
+    assert found["details"]["document_kept"] is False
+    kept = client.post("/v1/memories", json={**body, "name": "kept", "keep_document": True}).json()["id"]
+    assert server.wait(kept)["details"]["document_kept"] is True
+    for name, whole in (("job", 409), ("kept", 200)):
+        full = {"model": "tiny", "memory": name, "context": "full", "prompt": "Who?", "max_tokens": 2}
+        assert client.post("/v1/completions", json=full).status_code == whole
     from dataclasses import replace
 
     expected = compact(

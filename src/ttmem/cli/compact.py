@@ -36,7 +36,7 @@ def compact(
         "latent", help="latent, or to compare: kvzip+, snapkv, pyramidkv, am, am-omp, summary or full."
     ),
     seed: int = typer.Option(0, min=0, max=2**63 - 1, help="Seed of the training."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="The memory file [FILE with .ttmem]."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="The memory file; FILE with .ttmem when left out."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the finished steps of a killed run."),
     keep_document: bool = typer.Option(
         True, help="Keep the document's token ids in the file; `ttmem eval` needs them, answering does not."

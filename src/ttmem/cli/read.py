@@ -25,7 +25,7 @@ def read(
     model: str = typer.Option(
         ..., "--model", "-m", help="Hub id or folder of a model with fast weights.", show_default=False
     ),
-    output: Path | None = typer.Option(None, "--output", "-o", help="The state file [FILE with .state]."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="The state file; FILE with .state when left out."),
     dtype: str = DTYPE_OPTION,
     device: str | None = DEVICE_OPTION,
     as_json: bool = JSON_OPTION,

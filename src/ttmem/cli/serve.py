@@ -15,7 +15,7 @@ def serve(
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0 takes a free one, which the log names."),
     data: Path = typer.Option(Path("ttmem-data"), help="Folder of memories, jobs and the database."),
     api_key_file: Path | None = typer.Option(None, help="Keys, one per line: KEY or NAME KEY."),
-    name: str | None = typer.Option(None, help="The model's name for clients [its own]."),
+    name: str | None = typer.Option(None, help="The model's name for clients; its own when left out."),
     cors_origin: list[str] = typer.Option([], help="An origin whose web pages may call the server; none by default."),
     static: Path | None = typer.Option(None, help="A folder with another web page, served at / instead of ttmem's."),
     no_page: bool = typer.Option(False, "--no-page", help="Serve no web page."),
@@ -23,7 +23,7 @@ def serve(
     max_waiting: int = typer.Option(256, min=1, help="Requests in the queue; beyond, 429."),
     max_jobs: int = typer.Option(32, min=1, help="Compactions in the queue; beyond, 429."),
     max_disk: int = typer.Option(0, min=0, help="Bytes the data folder may take; 0 leaves it to the disk."),
-    job_threads: int | None = typer.Option(None, min=1, help="Threads of a compaction [half the cores]."),
+    job_threads: int | None = typer.Option(None, min=1, help="Threads of a compaction; half the cores when left out."),
     dtype: str = DTYPE_OPTION,
     device: str | None = DEVICE_OPTION,
 ) -> None:

@@ -48,7 +48,8 @@ class LatentCompaction:
         kept = prepared.workspace.load(step)
         if kept is not None:
             tensors, data = kept
-            return self._memory(prepared, budget, _unpack(prepared.full, tensors, data), LatentSettings(**data["used"]))
+            used = LatentSettings(**data["used"]) if "used" in data else self.settings  # steps of earlier versions
+            return self._memory(prepared, budget, _unpack(prepared.full, tensors, data), used)
         layers, settings = self._start(prepared, budget)
         generic, replayed = prepared.rollouts.pools, prepared.replay_pools
         pools = joined(generic, replayed) if settings.fit_replay else generic

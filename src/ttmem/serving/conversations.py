@@ -24,7 +24,7 @@ from starlette.responses import Response
 from ttmem.errors import BudgetError, MemoryFileError, MemoryMismatchError, ModelError, QuestionError
 from ttmem.long_conversation import Folding
 from ttmem.memory import Memory
-from ttmem.serving.errors import ApiError, SafeJSON, not_found, refused, too_busy
+from ttmem.serving.errors import ApiError, SafeJSON, refused, too_busy
 from ttmem.serving.folds import Fold, FoldStore, beginnings
 from ttmem.serving.library import Library
 from ttmem.serving.metrics import Metrics
@@ -92,7 +92,7 @@ class Conversations:
         async def forget(request: HttpRequest, id: str) -> Response:
             """Forget one."""
             if not await self.forget(request.state.owner, id):
-                raise not_found()
+                raise ApiError(404, "conversation_not_found", "there is no such conversation", "id")
             return SafeJSON({"id": id, "object": "conversation", "deleted": True})
 
         return router

@@ -205,7 +205,7 @@ class Shelf:
     async def from_form(self, request: HttpRequest) -> Record:
         async with self.form(request) as (file, fields):
             if "settings" in fields:
-                fields["settings"] = parse_json(fields["settings"].encode("utf-8", "replace"))
+                fields["settings"] = parse_json(fields["settings"].encode("utf-8", "replace"), "settings")
             body = validated(NamedOptions, fields)
             kind = kind_of(file.filename, file.content_type)
             if kind is None:
@@ -294,12 +294,12 @@ def content_type(request: HttpRequest) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def parse_json(data: bytes) -> Any:
-    """JSON, or ApiError 400."""
+def parse_json(data: bytes, field: str | None = None) -> Any:
+    """JSON of a body, or of a form's field; else ApiError 400."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", "the body is not JSON") from error
+        raise ApiError(400, "invalid_json", f"{field or 'the body'} is not JSON", field) from error
 
 
 def validated(kind: type[Body], data: Any) -> Body:

@@ -74,14 +74,13 @@ class PipeProgress(Progress):
 
 def work(job: dict[str, Any], progress: PipeProgress) -> dict[str, Any]:
     """Compact `job["folder"]/source.KIND` into `memory.ttmem` there. Returns the memory's description."""
+    from ttmem.memory import Memory
+    from ttmem.serving.description import describe
     from ttmem.serving.documents import document_text
 
     folder, options = Path(job["folder"]), job["options"]
     finished = folder / "memory.ttmem"
     if finished.exists():  # the server was killed before it took it over
-        from ttmem.memory import Memory
-        from ttmem.serving.description import describe
-
         with suppress(MemoryFileError):
             return describe(Memory.load(finished))
     with progress.stage("converting", 1):
@@ -90,7 +89,6 @@ def work(job: dict[str, Any], progress: PipeProgress) -> dict[str, Any]:
 
     from ttmem.compaction.api import compact
     from ttmem.models import load_model
-    from ttmem.serving.description import describe
     from ttmem.serving.options import job_settings
 
     torch.set_num_threads(job["threads"])
@@ -122,7 +120,7 @@ def work(job: dict[str, Any], progress: PipeProgress) -> dict[str, Any]:
         shutil.rmtree(folder / "work", ignore_errors=True)
         memory = run()
     memory.save(finished, keep_document=options["keep_document"])
-    return describe(memory)
+    return describe(Memory.load(finished))  # what the file holds: a document that is not kept is only in RAM
 
 
 TASKS = {"compact": work, "fold": fold}
