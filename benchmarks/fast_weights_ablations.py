@@ -25,7 +25,7 @@ from books import king_james
 from common import record
 
 from ttmem.progress import ConsoleProgress
-from ttmem.tasks.mad import REDUCED, TASKS, reduced
+from ttmem.tasks.mad import REDUCED, TASKS, reduced, reduced_sweep
 
 AS_IS = "as_is"
 
@@ -73,10 +73,11 @@ def on_book(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def on_mad(arguments: argparse.Namespace) -> dict[str, Any]:
     """MAD's tasks, by name: accuracy, and points above the layer as it is."""
-    sweep = replace(REDUCED, epochs=arguments.epochs or REDUCED.epochs)
     runs = []
-    for seed in arguments.seeds or [sweep.seed, sweep.seed + 1]:
+    for seed in arguments.seeds or [REDUCED.seed, REDUCED.seed + 1]:
         for setting in reduced(arguments.tasks):
+            sweep = reduced_sweep(setting)
+            sweep = replace(sweep, epochs=arguments.epochs or sweep.epochs)
             plan = chosen(arguments, mad.LAYERS, mad.chunk_of(setting))
             for name, changes in plan.items():
                 options = with_changes(arguments, changes)

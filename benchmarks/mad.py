@@ -28,7 +28,7 @@ from ttmem.evaluation.mad import run_setting
 from ttmem.fast_weights import TTCDConfig, TTCDModel
 from ttmem.fast_weights.recipes import SYSTEMS, make_config
 from ttmem.progress import ConsoleProgress
-from ttmem.tasks.mad import FULL, REDUCED, TASKS, MadSetting, Sweep, grid, reduced
+from ttmem.tasks.mad import FULL, REDUCED, TASKS, MadSetting, Sweep, grid, reduced, reduced_sweep
 
 COMPARED = ("window", "in_place", "lact", "deltanet", "gated_deltanet", "ttcd")
 LAYERS = 2
@@ -70,6 +70,18 @@ def config_of(system: str, setting: MadSetting, vocabulary: int, width: int, cha
         "chunk_size": chunk,
     }
     return make_config(values, system, changes)
+
+
+def sweep_of(setting: MadSetting, arguments: argparse.Namespace) -> Sweep:
+    """How a setting is trained, with what the options change."""
+    sweep = FULL if arguments.full else reduced_sweep(setting)
+    return replace(
+        sweep,
+        epochs=arguments.epochs or sweep.epochs,
+        batch=arguments.batch or sweep.batch,
+        rates=tuple(arguments.rates or sweep.rates),
+        weight_decays=tuple(arguments.decays or sweep.weight_decays),
+    )
 
 
 def run_one(
@@ -143,22 +155,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("mad.work"), help="finished runs")
     parser.add_argument("--name", default="mad", help="of the file of results")
     arguments = parser.parse_args()
-    sweep = FULL if arguments.full else REDUCED
-    sweep = replace(
-        sweep,
-        epochs=arguments.epochs or sweep.epochs,
-        batch=arguments.batch or sweep.batch,
-        rates=tuple(arguments.rates or sweep.rates),
-        weight_decays=tuple(arguments.decays or sweep.weight_decays),
-    )
     arguments.width = arguments.width or (128 if arguments.full else 64)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    seeds = arguments.seeds or ([sweep.seed] if arguments.full else [sweep.seed, sweep.seed + 1])
     settings = grid(arguments.tasks) if arguments.full else reduced(arguments.tasks)
+    seeds = arguments.seeds or ([FULL.seed] if arguments.full else [REDUCED.seed, REDUCED.seed + 1])
     plan = [
         (system, setting, replace(sweep, seed=seed), rate, decay)
         for seed in seeds  # seed by seed, so that what an interruption leaves compares all systems
         for setting in settings
+        for sweep in [sweep_of(setting, arguments)]
         for system in arguments.systems
         for rate in sweep.rates
         for decay in sweep.weight_decays
@@ -171,7 +176,6 @@ def main() -> None:
     figures = {
         "width": arguments.width,
         "full": arguments.full,
-        "sweep": asdict(sweep),
         "set": dict(arguments.set),
         "torch_threads": torch.get_num_threads(),
         "scores": scores(runs),

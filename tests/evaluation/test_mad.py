@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ttmem.errors import TaskError
 from ttmem.evaluation.mad import AutoEncoder, MadObjective, readout, run_setting, sinusoids
-from ttmem.tasks.mad import REDUCED, baseline, make_data
+from ttmem.tasks.mad import FULL, REDUCED, TASKS, baseline, make_data, reduced, reduced_sweep
 
 WIDTH = 32
 
@@ -84,3 +84,11 @@ def test_odd_widths_and_bad_sweeps() -> None:
     for sweep, rate in ((replace(REDUCED, batch=0), 1e-3), (REDUCED, 0.0), (REDUCED, 1e-7)):
         with pytest.raises(TaskError):
             run_setting(baseline("recall"), Recurrent, WIDTH, sweep, rate, 0.0)
+
+
+def test_a_reduced_run_is_never_longer_than_a_full_one() -> None:
+    for setting in reduced(TASKS):
+        sweep = reduced_sweep(setting)
+        steps = sweep.epochs * (setting.train_examples // sweep.batch)
+        full = FULL.epochs * (baseline(setting.task).train_examples // FULL.batch)
+        assert steps == min(1200, full)

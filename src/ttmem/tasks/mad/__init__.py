@@ -5,7 +5,7 @@ a model is trained and tested on, and their score.
 """
 
 from ttmem.tasks.mad.data import MadData, class_accuracy, make_data
-from ttmem.tasks.mad.settings import FULL, REDUCED, TASKS, MadSetting, Sweep, baseline, grid, reduced
+from ttmem.tasks.mad.settings import FULL, REDUCED, TASKS, MadSetting, Sweep, baseline, grid, reduced, reduced_sweep
 
 __all__ = [
     "FULL",
@@ -19,4 +19,5 @@ __all__ = [
     "grid",
     "make_data",
     "reduced",
+    "reduced_sweep",
 ]
