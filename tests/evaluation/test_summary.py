@@ -48,7 +48,6 @@ def test_the_table_has_a_column_per_ratio_and_the_full_context_in_each() -> None
 
 
 def test_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     longer = [result(r.index, r.method, r.ratio, r.scores, length=200) for r in RESULTS]
     names = {path.name for path in plots.plot(summarize([*RESULTS, *longer]), tmp_path)}
     assert names == {"t-ratio.svg", "t-length.svg", "t-seconds.svg"}
