@@ -30,7 +30,7 @@ def test_mad_runs_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
 
     from ttmem.tasks.mad import settings
 
-    def toy(tasks: Any) -> list[Any]:
+    def toy(tasks: Any, every: bool) -> list[Any]:
         return [
             settings.MadSetting("recall", 16, 32, train_examples=32, test_examples=16),
             settings.MadSetting("compression", 16, 16, train_examples=32, test_examples=16),

@@ -92,3 +92,4 @@ def test_a_reduced_run_is_never_longer_than_a_full_one() -> None:
         steps = sweep.epochs * (setting.train_examples // sweep.batch)
         full = FULL.epochs * (baseline(setting.task).train_examples // FULL.batch)
         assert steps == min(1200, full)
+    assert len(reduced(["memorisation"], every=True)) == 6
