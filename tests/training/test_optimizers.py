@@ -14,6 +14,7 @@ from ttmem.training.optimizers import (
     MOMENTUM,
     OPTIMIZERS,
     Muon,
+    is_hidden_matrix,
     make_optimizers,
     moment_bytes,
     orthogonalize,
@@ -111,6 +112,22 @@ def test_every_parameter_has_one_optimizer_and_only_hidden_matrices_decay(name: 
     by_muon = {id(p) for o in optimizers if isinstance(o, Muon) for group in o.param_groups for p in group["params"]}
     hidden_ids = {id(p) for key, p in parameters.items() if "proj" in key}
     assert by_muon == (hidden_ids if name == "muon" else set())
+
+
+def test_taps_and_scales_are_no_hidden_matrices() -> None:
+    """They are [taps, channels]: Muon would mix channels, and decay would undo the copy that convolutions start as."""
+    from ttmem.fast_weights import TTCDConfig, TTCDModel
+    from ttmem.fast_weights.recipes import RECIPES
+    from ttmem.regression import TTRCompressor
+
+    found = {"kernel": TTRCompressor(8, "1d").kernel}
+    for rule in ("ttcd", "in_place", "lact", "deltanet", "gated_deltanet"):
+        network = TTCDModel(TTCDConfig(**{**RECIPES["cpu"].model, "rule": rule}))
+        flat = {key: p for key, p in network.named_parameters() if p.ndim == 2 and not key.endswith("weight")}
+        found |= {f"{rule} {key}": p for key, p in flat.items() if not key.endswith("projection")}
+        assert [key for key in flat if key.endswith("projection") and not is_hidden_matrix(key, flat[key])] == []
+    assert len(found) > 10
+    assert [key for key, parameter in found.items() if is_hidden_matrix(key, parameter)] == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ttmem.attention.branches import Branch
 from ttmem.block_sparse.chunks import Sparsity, all_chunks, chunk_slots, take_slots
+from ttmem.errors import BlockError
 
 QUERY_BLOCK = 512
 """Queries whose scores are held at once, at most: in blocks, a window is not computed over the whole text."""
@@ -88,7 +89,11 @@ def block_sparse_attention(streams: Streams, sparsity: Sparsity, form: Form = "a
 
     form: "gathered" reads only the selected chunks, for the few queries of a decode step; "dense" computes all chunks
     and gives those not selected no weight, which is faster where queries together select most chunks.
+    Raises BlockError for another form, and where complete chunks before the last window have no summary.
     """
+    if form not in ("auto", "dense", "gathered"):
+        raise BlockError(f"there is no form {form!r}, only 'auto', 'dense' and 'gathered'.")
+    _check_summaries(streams, sparsity)
     with torch.autocast(streams.query.device.type, enabled=False):
         outputs = [_attend(block, sparsity, form) for block in streams.blocks(block_size(sparsity))]
     return torch.cat(outputs, dim=2)
@@ -138,6 +143,16 @@ def sliding_attention(
             part = window_attention(query[:, :, begin:end], keys[:, :, :last], values[:, :, :last], sparsity, starts)
             outputs.append(part.output.flatten(1, 2))
     return torch.cat(outputs, dim=2)
+
+
+def _check_summaries(streams: Streams, sparsity: Sparsity) -> None:
+    """Rows that start later have fewer chunks, and where they start is not asked here: a GPU would have to tell."""
+    needed = int(sparsity.chunks_before(torch.tensor(streams.length - 1)))
+    if streams.starts is None and streams.summaries.shape[2] < needed:
+        raise BlockError(
+            f"{streams.length} tokens have {needed} chunks of {sparsity.chunk} before the last window, and summaries "
+            f"are there for {streams.summaries.shape[2]}."
+        )
 
 
 def block_size(sparsity: Sparsity) -> int:

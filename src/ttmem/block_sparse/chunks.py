@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ttmem.errors import BlockError
+from ttmem.regression.compressor import is_count
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Sparsity:
     window: int = 512
     align_window: bool = False
     sink: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "top_k", "window"):
+            value = getattr(self, name)
+            if not is_count(value):
+                raise BlockError(f"the sparsity's {name} is {value!r}; it must be an integer of at least 1.")
 
     def window_begin(self, position: Tensor) -> Tensor:
         """The first position in the window of each query position; negative where the row begins later than that."""

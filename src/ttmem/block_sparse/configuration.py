@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig
 
 from ttmem.block_sparse.chunks import Sparsity
-from ttmem.block_sparse.compressors import KINDS
+from ttmem.block_sparse.compressors import KINDS, build
 from ttmem.errors import BlockError
+from ttmem.regression.compressor import is_count, is_number
 
 ATTENTIONS = ("block_sparse", "full", "sliding")
 INPUTS = ("keys", "hidden", "residual")
@@ -22,6 +25,7 @@ class BlockSparseConfig(PreTrainedConfig):
     attention: "block_sparse", or the references "full" and "sliding" (the window alone).
     chunk_size, chunks_per_query (its top_k), window, align_window, sink: see `Sparsity`.
     compressor: one of "mean", "concat", "attention", "ttr", "ttr-conv".
+    compressor_settings: of the two last, `TTRCompressor`'s by keyword: {"strength": "scalar"}, say.
     compressor_input: what is compressed. "keys": each head's keys of a chunk, d = head_dim. "hidden": the hidden states
     that the layer's projections get, d = hidden_size, and k'_c is the key of the result; "residual": the same before
     the layer's norm, which then comes behind the compressor.
@@ -29,7 +33,8 @@ class BlockSparseConfig(PreTrainedConfig):
     attention_query: of compressor "attention": "learned", or "mark": made from the hidden state of the chunk's last
     token, which is HiLS's landmark where the data put one at the end of each chunk.
     query_rank: of W_up W_down in the query that scores chunks.
-    chunk_rotary: whether chunks are scored and read with rotary positions; the window always is.
+    chunk_rotary: whether chunks are scored and read with rotary positions; the window always is. With hidden states as
+    input only the reading has them: of chunks that repeat each other to the bit, any may then be read.
 
     Raises BlockError for values that do not fit, naming them.
     """
@@ -60,6 +65,7 @@ class BlockSparseConfig(PreTrainedConfig):
     align_window: bool = False
     sink: bool = False
     compressor: str = "ttr"
+    compressor_settings: dict[str, Any] | None = None
     compressor_input: str = "keys"
     summary_bias: str = "none"
     attention_query: str = "learned"
@@ -71,11 +77,15 @@ class BlockSparseConfig(PreTrainedConfig):
         self._check()
 
     def _check(self) -> None:
-        positive = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        positive = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+                    "num_hidden_layers")  # fmt: skip
         for name in (*positive, "head_dim", "chunk_size", "chunks_per_query", "window", "query_rank"):
+            self._require(name, is_count(getattr(self, name)), "an integer of at least 1")
+        for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            self._require(name, isinstance(value, int) and value >= 1, "an integer of at least 1")
-        self._require("num_hidden_layers", self.num_hidden_layers >= 1, "at least 1")
+            self._require(name, is_number(value) and 0 < value < math.inf, "a positive number")
+        deviation = self.initializer_range
+        self._require("initializer_range", is_number(deviation) and 0 <= deviation < math.inf, "a number from 0 on")
         self._require("head_dim", self.head_dim % 2 == 0, "even, for rotary positions")
         self._require(
             "num_attention_heads",
@@ -101,6 +111,8 @@ class BlockSparseConfig(PreTrainedConfig):
             self.attention_query == "learned" or self.compressor == "attention",
             f"'learned' for compressor {self.compressor!r}, which has no query",
         )
+        with torch.device("meta"):
+            build(self.compressor, self.head_dim, self.chunk_size, self.compressor_settings)
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:

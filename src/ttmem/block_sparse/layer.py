@@ -48,6 +48,7 @@ class BlockSparseAttention(nn.Module):
                 config.chunk_size,
                 config.summary_bias == "entropy",
                 width if config.attention_query == "mark" else None,
+                config.compressor_settings,
             )
 
     def forward(

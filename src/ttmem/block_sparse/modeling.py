@@ -14,6 +14,7 @@ from ttmem.block_sparse.chunks import row_starts
 from ttmem.block_sparse.configuration import BlockSparseConfig
 from ttmem.block_sparse.layer import BlockSparseAttention, RMSNorm
 from ttmem.errors import BlockError
+from ttmem.models.initialise import reset_missing
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 """The cache's name in outputs: renamed in transformers 5.24."""
@@ -50,6 +51,10 @@ class BlockSparsePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("BlockSparseDecoderLayer",)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        reset_missing(module)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -138,13 +143,13 @@ class BlockSparseForCausalLM(BlockSparsePreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         past_key_values: BlockSparseCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As `BlockSparseModel.forward`. labels [B, L]: the loss is that of predicting each from the tokens before it,
-        -100 for none. logits_to_keep: of how many last tokens; 0 for all.
+        -100 for none. logits_to_keep: of how many last tokens, 0 for all; or of which.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -154,7 +159,8 @@ class BlockSparseForCausalLM(BlockSparsePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
         )
-        logits = self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ttmem.errors import BlockError
 from ttmem.regression.convolution import Neighbours, convolved_targets, grid_neighbours, line_neighbours
-from ttmem.regression.operator import Engine, Form, ttr_compress
+from ttmem.regression.operator import Engine, Form, check_choice, check_inputs, ttr_compress
 from ttmem.regression.reference import EPS, FLOOR, penalty
 
 Conv = Literal["1d", "2d"]
@@ -26,8 +26,10 @@ class TTRCompressor(nn.Module):
     floor: added to the learned penalty, to keep it away from zero.
     normalize_keys, normalize_targets, form, engine: as in `ttr_compress`.
 
-    Parameters: a [d], rho [d] or [1], and kernel [taps, d]. rho must not decay: a decayed rho pulls the penalty to
-    log 2. `no_weight_decay` names it, and the parameter is marked with the attribute `no_weight_decay`.
+    Parameters: a [d], rho [d] or [1], and kernel [taps, d]. rho and kernel must not decay: a decayed rho pulls the
+    penalty to log 2, a decayed kernel the targets to 0. `no_weight_decay` names them.
+
+    Raises BlockError for settings out of range.
     """
 
     def __init__(
@@ -45,18 +47,20 @@ class TTRCompressor(nn.Module):
         engine: Engine = "auto",
     ) -> None:
         super().__init__()
-        if dim < 1 or conv not in (None, "1d", "2d") or kernel_size < 1 or kernel_size % 2 == 0:
+        if not (is_count(dim) and conv in (None, "1d", "2d") and is_count(kernel_size) and kernel_size % 2):
             raise BlockError(
-                f"dim {dim}, conv {conv!r}, kernel_size {kernel_size}: dim must be positive, conv None, '1d' or '2d', "
-                "and kernel_size odd."
+                f"dim {dim!r}, conv {conv!r}, kernel_size {kernel_size!r}: dim must be a positive integer, conv None, "
+                "'1d' or '2d', and kernel_size odd."
             )
-        fixed = isinstance(strength, (int, float))
-        wanted = float(strength) - floor if isinstance(strength, (int, float)) else initial_strength
-        if not 0 < wanted < math.inf or (not fixed and strength not in ("diagonal", "scalar")):
+        fixed = is_number(strength)
+        learned = strength in ("diagonal", "scalar") and is_number(initial_strength)
+        wanted = float(strength) - floor if fixed and is_number(floor) else initial_strength
+        if not (is_number(floor) and FLOOR <= floor < math.inf and (fixed or learned) and 0 < wanted < math.inf):
             raise BlockError(
-                f"strength {strength!r}, initial_strength {initial_strength}, floor {floor}: strength must be "
-                "'diagonal', 'scalar' or a number above the floor, and initial_strength positive."
+                f"strength {strength!r}, initial_strength {initial_strength!r}, floor {floor!r}: strength must be "
+                f"'diagonal', 'scalar' or a number above the floor, initial_strength positive, floor at least {FLOOR}."
             )
+        check_choice(form, engine)
         self.dim, self.conv, self.kernel_size, self.floor = dim, conv, kernel_size, floor
         self.strength: str | float = strength
         self.normalize_keys, self.normalize_targets = normalize_keys, normalize_targets
@@ -69,7 +73,6 @@ class TTRCompressor(nn.Module):
             self.register_buffer("rho", rho, persistent=False)
         else:
             self.rho = nn.Parameter(rho)
-            self.rho.no_weight_decay = True  # type: ignore[attr-defined]
         taps = {None: 0, "1d": kernel_size, "2d": kernel_size**2}[conv]
         self.kernel = nn.Parameter(torch.empty(taps, dim)) if conv else None
         self.reset_parameters()
@@ -84,7 +87,8 @@ class TTRCompressor(nn.Module):
                 self.kernel[self.kernel.shape[0] // 2] = 1.0
 
     def no_weight_decay(self) -> set[str]:
-        return {"rho"}
+        """Names of the parameters that an optimizer must not decay."""
+        return {name for name, _ in self.named_parameters() if name != "a"}
 
     def penalty(self) -> Tensor:
         """lambda [d], or [1] where all channels share it."""
@@ -96,7 +100,11 @@ class TTRCompressor(nn.Module):
         neighbours: which tokens the convolution joins, from `line_neighbours` or `grid_neighbours`, within a block
         ([taps, T]) or through all the tokens of x in their order ([taps, N]). By default within each block, as a line,
         or for "2d" as a square grid in row-major order.
+        Raises what `ttr_compress` raises.
         """
+        if x.dim() and x.shape[-1] != self.dim:
+            raise BlockError(f"this compressor is for tokens of width {self.dim}, not for {list(x.shape)}.")
+        check_inputs(x, self.a, self.rho, None, mask, self.floor)
         return ttr_compress(
             x,
             self.a,
@@ -120,6 +128,7 @@ class TTRCompressor(nn.Module):
         if neighbours is None:
             neighbours = self._within_block(x)
         if self.normalize_targets:
+            x = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
             x = nn.functional.normalize(x.double() if x.dtype == torch.float64 else x.float(), dim=-1, eps=EPS)
         return convolved_targets(x, self.a, self.kernel, neighbours, mask)
 
@@ -137,6 +146,14 @@ class TTRCompressor(nn.Module):
     def extra_repr(self) -> str:
         conv = f", conv={self.conv!r}, kernel_size={self.kernel_size}" if self.conv else ""
         return f"{self.dim}{conv}, strength={self.strength!r}, floor={self.floor}"
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def inverse_softplus(value: float) -> float:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import platform
+import tempfile
 import warnings
 from ctypes import c_int64, c_void_p
 from pathlib import Path
@@ -49,21 +51,37 @@ class _Shape(ctypes.Structure):
 
 @functools.cache
 def _build() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why there is none."""
-    try:
-        from torch.utils.cpp_extension import load
+    """The library, or why there is none.
 
-        path = load(
-            # Code for one processor must not be found by another that shares the cache folder.
-            name=f"ttmem_regression_{hashlib.sha256(_processor().encode()).hexdigest()[:12]}",
-            sources=[str(SOURCE)],
-            extra_cflags=list(FLAGS),
-            extra_ldflags=["-fopenmp"],
-            is_python_module=False,
-        )
-        return ctypes.CDLL(str(path)), ""
+    Each process that finds none builds its own in a folder of its own, and moves it to its place when it is whole.
+    torch's loader, left to itself, waits forever for a process that was killed while it built.
+    """
+    try:
+        from torch.utils import cpp_extension
+
+        root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+        root.mkdir(parents=True, exist_ok=True)
+        library = root / f"{_name()}.so"
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=root, prefix="ttmem_regression_") as folder:
+                built = cpp_extension.load(
+                    name=_name(),
+                    sources=[str(SOURCE)],
+                    extra_cflags=list(FLAGS),
+                    extra_ldflags=["-fopenmp"],
+                    build_directory=folder,
+                    is_python_module=False,
+                )
+                os.replace(built, library)
+        return ctypes.CDLL(str(library)), ""
     except Exception as error:  # compilers and loaders fail in many ways, and all mean the same here
         return None, str(error).strip().split("\n", 1)[0]
+
+
+def _name() -> str:
+    """Of the source, its flags and the processor: code for one must not be found by another that shares the folder."""
+    told = "\n".join([SOURCE.read_text(), *FLAGS, torch.__version__, _processor()])
+    return f"ttmem_regression_{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
 def _processor() -> str:
@@ -105,7 +123,7 @@ def forward(problem: Problem) -> Solution:
         *_pointers(x, problem.a, w, problem.targets, problem.mask, h),
         *(_pointers(v, alpha, factor) if problem.keep else (None, None, None)),
     )
-    if bad < blocks:
+    if bad < blocks and problem.check:
         raise refuse_block(bad)
     return Solution(h.to(problem.x.dtype), v, alpha, factor)
 

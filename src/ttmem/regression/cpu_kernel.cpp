@@ -323,6 +323,12 @@ void scatter(const Problem& P, const Workspace<C>& W, const C* values, C* out) {
   for (size_t i = 0; i < W.rows.size(); i++) out[W.where[i]] = values[i];
 }
 
+// NaN everywhere: what a block with an unfit token gives where the caller does not want to hear of it.
+template <typename T>
+void spoil(T* values, int64_t count) {
+  for (int64_t i = 0; i < count; i++) narrow(std::numeric_limits<decltype(widen(*values))>::quiet_NaN(), values[i]);
+}
+
 template <typename C, typename S>
 int64_t forward(const Problem& P, const S* x, const C* a, const C* w, const C* targets, const uint8_t* mask, S* out,
                 C* saved_v, C* saved_alpha, C* saved_factor) {
@@ -337,6 +343,12 @@ int64_t forward(const Problem& P, const S* x, const C* a, const C* w, const C* t
       gather<C, S>(P, block, mask ? mask + b * P.tokens : nullptr, W);
       if (!norms_and_dots(P, a, W)) {
         bad = b < bad ? b : bad;
+        spoil(out + b * P.dim, P.dim);
+        if (saved_factor) {
+          spoil(saved_v + b * P.tokens, P.tokens);
+          spoil(saved_alpha + b * P.tokens, P.tokens);
+          spoil(saved_factor + b * P.tokens * P.tokens, P.tokens * P.tokens);
+        }
         continue;
       }
       int64_t n = W.rows.size();

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ttmem.errors import BlockError
 from ttmem.regression import cpu, plain
@@ -53,7 +52,7 @@ def ttr_compress(
 
     Raises BlockError for shapes that do not fit, settings out of range, and (see check) tokens that are not finite.
     """
-    _check(x, a, rho, targets, mask, floor)
+    check_inputs(x, a, rho, targets, mask, floor)
     *leading, T, d = x.shape
     dtype = compute_dtype(x.dtype)
     lam = penalty(rho.to(dtype), floor).expand(d)
@@ -96,8 +95,7 @@ def choose_solver(x: Tensor, form: Form, engine: Engine) -> Solver:
     """The solver for blocks x [.., T, d]. Raises BlockError for one that cannot take them."""
     T, d = x.shape[-2:]
     dual = form == "dual" or (form == "auto" and d > T)
-    if form not in ("auto", "dual", "primal") or engine not in ("auto", "plain", "cpu", "triton"):
-        raise BlockError(f"there is no form {form!r} or no engine {engine!r}; see ttr_compress for those there are.")
+    check_choice(form, engine)
     if engine == "cpu":
         _can(x.device.type == "cpu" and form != "primal", engine, "solves the dual form, on the CPU")
         return CPU
@@ -112,6 +110,12 @@ def choose_solver(x: Tensor, form: Form, engine: Engine) -> Solver:
         if x.is_cuda and x.dtype != torch.float64 and T <= SHORT and _has_triton():
             return choose_solver(x, "dual", "triton")
     return PLAIN_DUAL if dual else PLAIN_PRIMAL
+
+
+def check_choice(form: str, engine: str) -> None:
+    """Raises BlockError for a name that there is not."""
+    if form not in ("auto", "dual", "primal") or engine not in ("auto", "plain", "cpu", "triton"):
+        raise BlockError(f"there is no form {form!r} or no engine {engine!r}; see ttr_compress for those there are.")
 
 
 def _has_triton() -> bool:
@@ -169,16 +173,21 @@ class _Compress(torch.autograd.Function):
         return solution.h
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # torch's `once_differentiable` is silent where the gradient is a constant
+            raise BlockError(
+                "the regression can be differentiated once; a second time (create_graph=True, jvp, hvp) only in "
+                "ttmem.regression.reference, by autograd."
+            )
         x, a, lam, targets, mask, *solution = ctx.saved_tensors
         problem = Problem(x, a, lam, targets, mask, ctx.rules, True, ctx.check)
         return None, None, None, None, *ctx.solver.backward(problem, Solution(*solution), gradient), None
 
 
-def _check(
+def check_inputs(
     x: Tensor, a: Tensor, rho: Tensor, targets: Tensor | None, mask: Tensor | None, floor: float
 ) -> None:
+    """Raises BlockError for what `ttr_compress` cannot take."""
     if x.dim() < 2 or not x.is_floating_point() or x.shape[-1] == 0:
         raise BlockError(f"blocks are [.., T, d] of floating point numbers with d > 0, not {_of(x)}.")
     d = x.shape[-1]

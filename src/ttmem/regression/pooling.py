@@ -25,7 +25,8 @@ class MeanPooling(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return x.mean(-2) if x.shape[-2] else x.sum(-2)
-        return masked(x, mask).sum(-2) / mask.sum(-1, keepdim=True).clamp_min(1).to(x.dtype)
+        tokens = mask.expand(x.shape[:-1]).sum(-1, keepdim=True)
+        return masked(x, mask).sum(-2) / tokens.clamp_min(1).to(x.dtype)
 
 
 class AttentionPooling(nn.Module):
@@ -33,7 +34,11 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.randn(dim))
+        self.query = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.query)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, query: Tensor | None = None) -> Tensor:
         """query: [.., d], in place of the learned one."""

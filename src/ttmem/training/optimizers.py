@@ -25,6 +25,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The quintic a x + b x^3 + c x^5 of Muon (Jordan et al., 2024), steepest at 0 among those that stay bounded."""
 ADAM_SIZE = 0.2
 """Root mean square of a typical AdamW update, in units of the learning rate."""
+CHANNELWISE = ("conv", "kernel", "scale", "offset")
+"""Names of parameters with a row per tap or stream and a column per channel: their rows are no directions to
+orthogonalize, and decay would pull a convolution away from the copy that it starts as."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -95,8 +98,9 @@ def _by_shape(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter maps hidden states to hidden states: a matrix, and no table of tokens."""
-    return parameter.ndim == 2 and not any(part in name for part in ("embed", "lm_head"))
+    """Whether a parameter maps hidden states to hidden states: a matrix, and no table of tokens or of channels."""
+    table = any(part in name for part in ("embed", "lm_head")) or name.rsplit(".", 1)[-1].startswith(CHANNELWISE)
+    return parameter.ndim == 2 and not table
 
 
 def _adamw(parameters: Mapping[str, nn.Parameter], lr: float, weight_decay: float) -> list[Optimizer]:
