@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ttmem.errors import TtmemError
 from ttmem.versions import versions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,19 +68,51 @@ def keep(found: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
+PYTHONS = {"True": True, "False": False, "None": None}
+"""Values as Python writes them, beside JSON."""
+
+
 def field_of(config: Any) -> Callable[[str], tuple[str, Any]]:
-    """An argument's type: NAME=VALUE with a field of a configuration class, the value as JSON where it is any."""
+    """An argument's type: NAME=VALUE with a field of a configuration class, the value as JSON; for text, as it is."""
 
     def option(text: str) -> tuple[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or name not in config.__dataclass_fields__:
             raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE with a field of {config.__name__}")
+        if value in PYTHONS:
+            return name, PYTHONS[value]
         try:
             return name, json.loads(value)
         except ValueError:
-            return name, value
+            declared = config.__dataclass_fields__[name].type
+            kind = getattr(declared, "__name__", str(declared))
+            if "str" in kind.split(" | "):
+                return name, value
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {name} ({kind}) takes JSON, such as 3, 0.5, true, null or [0,2]"
+            ) from None
 
     return option
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """An argument's type: a whole number from `least` on, which is 0 or more."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return number
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's main function. What a user can act on is one line and an exit code, as with `ttmem` itself."""
+    try:
+        main()
+    except TtmemError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def filler_text(tokens: int, encode: Any) -> str:

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 from books import king_james
-from common import keep, model_label, record
+from common import at_least, keep, model_label, record, run_script
 from transformers import PreTrainedModel
 
 import ttmem
-from ttmem.evaluation.perplexity import block_losses
+from ttmem.evaluation.perplexity import block_losses, check_blocks
 from ttmem.fast_weights import install
 from ttmem.models.yarn import apply_yarn
 from ttmem.progress import ConsoleProgress
@@ -42,8 +42,8 @@ UNTRAINED = ("before", "before_yarn")
 
 
 def build(system: str, arguments: argparse.Namespace) -> PreTrainedModel:
-    """The bundled model, with fast weights where the system has them."""
-    network = ttmem.load_model(arguments.model).network
+    """The bundled model in fp32, as it is trained, with fast weights where the system has them."""
+    network = ttmem.load_model(arguments.model, dtype="float32").network
     network.requires_grad_(True)
     if system in STRETCHED:
         return apply_yarn(network, arguments.yarn)
@@ -56,12 +56,13 @@ def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run:
     """Train and test one system, or read what an earlier call has found."""
     if system in STRETCHED:
         run = {**run, "yarn": arguments.yarn}
+    cut = int(len(tokens) * (1.0 - HELD_OUT))
+    check_blocks(len(tokens) - cut, arguments.block, arguments.contexts, arguments.blocks)
     done = arguments.work / f"{system}.json"
     if done.exists() and json.loads(done.read_text())["run"] == run:
         return json.loads(done.read_text())
     torch.manual_seed(arguments.seed)
     network = build(system, arguments).train()
-    cut = int(len(tokens) * (1.0 - HELD_OUT))
     settings = TrainSettings(
         steps=0 if system in UNTRAINED else arguments.steps,
         lr=arguments.lr,
@@ -100,21 +101,21 @@ def main() -> None:
     parser.add_argument("--model", help="another one of a family that fast weights can be installed in")
     parser.add_argument("--systems", nargs="+", choices=(*COMPARED, *STRETCHED), default=list(COMPARED))
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--micro", type=int, default=1)
-    parser.add_argument("--window", type=int, default=512, help="of the student, and the chunk")
+    parser.add_argument("--length", type=at_least(1), default=2048)
+    parser.add_argument("--batch", type=at_least(1), default=1)
+    parser.add_argument("--micro", type=at_least(1), default=1)
+    parser.add_argument("--window", type=at_least(1), default=512, help="of the student, and the chunk")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--block", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 7680])
     parser.add_argument("--yarn", type=float, default=8.0, metavar="FACTOR", help="of before_yarn and plain_yarn")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--work", type=Path, default=Path("continual_pretraining.work"))
     parser.add_argument("--name", default="continual_pretraining", help="of the file of results")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    model = ttmem.load_model(arguments.model)
+    model = ttmem.load_model(arguments.model, dtype="float32")
     tokens = np.array(model.encode(king_james()), dtype=np.uint32)
     run = {name: value for name, value in vars(arguments).items() if name not in ("work", "name", "systems", "yarn")}
     runs = [run_one(system, arguments, tokens, run) for system in arguments.systems]
@@ -129,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

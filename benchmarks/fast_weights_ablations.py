@@ -22,7 +22,7 @@ import fast_weights_language as language
 import mad
 import numpy as np
 from books import king_james
-from common import record
+from common import at_least, record, run_script
 
 from ttmem.progress import ConsoleProgress
 from ttmem.tasks.mad import REDUCED, TASKS, reduced, reduced_sweep
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--on", choices=ON, default="book")
     parser.add_argument("--ablations", nargs="+", choices=ablations(4, 64), metavar="NAME", help="all by default")
-    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--seeds", type=at_least(0), nargs="+")
     language.add_options(parser)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="of MAD")
     parser.add_argument("--epochs", type=int, help="of MAD")
@@ -118,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 from books import king_james
-from common import field_of, keep, record
+from common import at_least, field_of, keep, record, run_script
 
-from ttmem.evaluation.perplexity import block_losses
+from ttmem.evaluation.perplexity import block_losses, check_blocks
 from ttmem.fast_weights import TTCDConfig, TTCDForCausalLM
 from ttmem.fast_weights.recipes import RECIPES, SYSTEMS, make_config
 from ttmem.models.yarn import apply_yarn
@@ -46,7 +46,8 @@ def config_of(system: str, changes: dict[str, Any]) -> TTCDConfig:
 
 def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndarray) -> dict[str, Any]:
     """Train and test one system with one seed, or read what an earlier call has found."""
-    changes = dict(arguments.set)
+    changes, cut = dict(arguments.set), int(len(book) * (1.0 - HELD_OUT))
+    check_blocks(len(book) - cut, arguments.block, arguments.contexts, arguments.blocks)
     settings = TrainSettings(
         steps=arguments.steps,
         optimizer=arguments.optimizer,
@@ -75,7 +76,6 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
         return json.loads(done.read_text())
     torch.manual_seed(seed)
     network = TTCDForCausalLM(config).to(arguments.device).train()
-    cut = int(len(book) * (1.0 - HELD_OUT))
     objective = TokenObjective(NextToken(network), book[:cut], arguments.length, arguments.batch, seed)
     state_path = done.with_suffix(".state.safetensors")
     run = {"key": key}
@@ -138,8 +138,8 @@ def table(runs: list[dict[str, Any]], reference: str = "window") -> dict[str, An
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of a run's training and test."""
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=at_least(1), default=1024)
+    parser.add_argument("--batch", type=at_least(1), default=4)
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--block", type=int, default=256)
@@ -151,7 +151,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["window", "in_place", "ttcd"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[0, 1])
     add_options(parser)
     parser.add_argument(
         "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
@@ -174,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

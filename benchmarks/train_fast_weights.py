@@ -13,7 +13,7 @@ Recipes for continual pre-training load their base from the hub, or from `--base
 `--dry-run` prints parameters, operations per token, tokens and bytes, and trains, loads and downloads nothing.
 A token file is one array of ids as `tokenize_text.py` writes it. The training state is saved to `--state` now and then,
 from which `--resume` goes on, on any number of processes. The model in `--out` loads with `AutoModelForCausalLM` after
-`import ttmem.fast_weights`.
+`import ttmem.fast_weights`; with its base's tokenizer beside it, `ttmem read` takes it too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import field_of
+from common import field_of, run_script
 from training_run import add_options, changed, checkpoint_gradients, run_training, show, token_objective
 from transformers import PreTrainedModel
 
 from ttmem.fast_weights import TTCDConfig, state_bytes
 from ttmem.fast_weights.counting import training_plan
 from ttmem.fast_weights.recipes import RECIPES, SYSTEMS, Recipe, build, load_base, outlined
+from ttmem.training.language import fingerprint_tokens
 from ttmem.training.parallel import World, start_world
 
 
@@ -57,7 +58,7 @@ def plan(recipe: Recipe, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run(recipe: Recipe, arguments: argparse.Namespace, world: World) -> None:
     torch.manual_seed(arguments.seed)
-    base = None if recipe.base is None else load_base(recipe.base)
+    base, tokenizer = (None, None) if recipe.base is None else load_base(recipe.base)
     network: PreTrainedModel = build(recipe, arguments.system, dict(arguments.set), base, arguments.yarn)
     network = network.to(world.device).train()
     if arguments.gradient_checkpointing:
@@ -72,11 +73,14 @@ def run(recipe: Recipe, arguments: argparse.Namespace, world: World) -> None:
         "length": recipe.length,
         "batch": recipe.batch,
         "separator": arguments.separator,
-        "tokens": arguments.tokens.name,
+        "tokens": {"name": arguments.tokens.name, "fingerprint": fingerprint_tokens(objective.tokens)},
     }
     figures = run_training(network, objective, recipe.training, identity, arguments, world)
-    if figures is not None:
-        show(figures)
+    if figures is None:
+        return
+    if tokenizer is not None:
+        tokenizer.save_pretrained(arguments.out)
+    show(figures)
 
 
 def main() -> None:
@@ -109,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from common import at_least
 from rich.console import Console
 from transformers import PreTrainedModel
 
@@ -32,8 +33,8 @@ class Recorded(Objective, Protocol):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options that set a recipe's training otherwise, and say where and how it runs."""
     add_settings(parser)
-    parser.add_argument("--micro", type=int, default=1, help="sequences at once, with --tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--micro", type=at_least(1), default=1, help="sequences at once, with --tokens")
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="autocast, with --tokens")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="less memory, more computing")
@@ -45,8 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """The options that `changed` reads, and the shape of a batch."""
-    parser.add_argument("--length", type=int)
-    parser.add_argument("--batch", type=int)
+    parser.add_argument("--length", type=at_least(1))
+    parser.add_argument("--batch", type=at_least(1))
     parser.add_argument("--steps", type=int)
     parser.add_argument("--minutes", type=float, help="stop a run after so much time instead of after --steps")
     parser.add_argument("--optimizer")

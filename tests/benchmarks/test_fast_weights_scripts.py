@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from ttmem.errors import TaskError
+from ttmem.models import loading
 
 
 def call(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -104,6 +109,8 @@ def test_a_model_is_trained_on(
         "--contexts", 8, 16, "--work", tmp_path / "work",
     )  # fmt: skip
     call(script, monkeypatch, *options)
+    monkeypatch.setattr(loading, "_cpu_is_faster_in_bf16", lambda: True)  # it trains in fp32 all the same
+    assert script.build("plain", argparse.Namespace(model=folder)).dtype == torch.float32
     found = json.loads((recorded / "continual_pretraining.json").read_text())["figures"]
     assert set(found["perplexity"]) == {"before", "plain", "in_place", "ttcd"}
     assert found["perplexity"]["before"] != found["perplexity"]["plain"]
@@ -116,6 +123,31 @@ def test_a_model_is_trained_on(
     assert stretched["perplexity"]["before"] == found["perplexity"]["before"]
     assert stretched["perplexity"]["before_yarn"] != stretched["perplexity"]["before"]
     assert len(stretched["runs"][2]["training_losses"]) == 2
+
+
+@pytest.mark.parametrize("wrong", [("--contexts", 16, 100_000), ("--contexts", 0), ("--block", 0), ("--blocks", 0)])
+def test_what_cannot_be_tested_is_not_trained(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    make_network: Callable[..., Any],
+    make_tokenizer: Callable[..., Any],
+    wrong: tuple[object, ...],
+) -> None:
+    import continual_pretraining
+    import fast_weights_ablations
+    import fast_weights_language
+
+    make_network("llama").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(fast_weights_language, "train", None)
+    monkeypatch.setattr(continual_pretraining, "train", None)
+    for script, own in (
+        (continual_pretraining, ("--model", tmp_path / "model")), (fast_weights_language, ()),
+        (fast_weights_ablations, ()),
+    ):  # fmt: skip
+        monkeypatch.setattr(script, "king_james", lambda: "and the evening and the morning. " * 100)
+        with pytest.raises(TaskError, match=r"context|at least 1"):
+            call(script, monkeypatch, *own, *wrong, "--work", tmp_path / "work")
 
 
 TINY = {

@@ -15,6 +15,7 @@ from ttmem.attention.branches import branch_attention
 from ttmem.block_sparse import Sparsity, Streams, block_sparse_attention, naive_attention
 from ttmem.block_sparse import attention as attention_module
 from ttmem.block_sparse.attention import fusion_weights, sliding_attention, softmax_branch
+from ttmem.errors import BlockError
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"length": 23},
@@ -231,3 +232,17 @@ def test_sliding_is_a_masked_softmax() -> None:
     query, keys, values = streams.far_query, streams.far_keys, streams.far_values
     expected = torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=True)
     torch.testing.assert_close(sliding_attention(query, keys, values, sparsity), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("values", [{"chunk": 0}, {"top_k": -1}, {"window": 0}, {"window": 2.0}, {"chunk": True}])
+def test_refused_sparsities(values: dict[str, Any]) -> None:
+    with pytest.raises(BlockError, match=f"sparsity's {next(iter(values))}"):
+        Sparsity(**values)
+
+
+def test_refused_attention() -> None:
+    streams, sparsity = make_streams(length=23)
+    with pytest.raises(BlockError, match="no form 'gather'"):
+        block_sparse_attention(streams, sparsity, "gather")  # type: ignore[arg-type]
+    with pytest.raises(BlockError, match="summaries"):
+        block_sparse_attention(replace(streams, summaries=streams.summaries[:, :, :1]), sparsity)

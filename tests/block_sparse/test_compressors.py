@@ -10,6 +10,7 @@ from torch import nn
 
 from ttmem.block_sparse import KINDS, ChunkCompressor
 from ttmem.block_sparse.compressors import entropy_of
+from ttmem.errors import BlockError
 from ttmem.regression import AttentionPooling, TTRCompressor
 
 
@@ -103,3 +104,30 @@ def test_each_compressor_has_something_to_learn(kind: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert sum(losses[-20:]) < 0.85 * sum(losses[:20])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["attention", "ttr", "ttr-conv"])
+def test_autocast_does_not_round_an_entropy(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    compressor = ChunkCompressor(kind, 1, 16, 8, entropy=True)
+    blocks = torch.randn(1, 1, 32, 8, 16).to(dtype)
+    _, exact = compressor(blocks.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        vectors, biases = compressor(blocks)
+    assert exact is not None
+    assert biases is not None
+    assert vectors.dtype == dtype
+    torch.testing.assert_close(biases, exact, rtol=0, atol=1e-4)
+
+
+def test_refused_compressors() -> None:
+    for arguments, message in (
+        (("median", 1, 8, 4), "no compressor 'median'"),
+        (("concat", 1, 8, 4, True), "no weights"),
+        (("ttr", 1, 8, 4, False, 32), "no query"),
+    ):
+        with pytest.raises(BlockError, match=message):
+            ChunkCompressor(*arguments)
+    with pytest.raises(BlockError, match=r"\[B, 2, C, S, d\]"):
+        ChunkCompressor("mean", 2, 8, 4)(torch.zeros(1, 3, 5, 4, 8))

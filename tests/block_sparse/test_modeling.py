@@ -271,6 +271,14 @@ def test_the_default_is_the_recipe() -> None:
         ({"chunk_size": 2.5}, "chunk_size is 2.5"),
         ({"chunks_per_query": 0}, "chunks_per_query"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"window": True}, "window is True"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"initializer_range": -1.0}, "initializer_range"),
+        ({"compressor_settings": {"strength": "matrix"}}, "strength must be"),
+        ({"compressor_settings": {"width": 3}}, "does not take the settings"),
+        ({"compressor": "mean", "compressor_settings": {"strength": 1.0}}, "does not take the settings"),
     ],
 )
 def test_refused_configs(changes: dict[str, Any], message: str, make_lm: Make) -> None:
@@ -291,3 +299,58 @@ def test_refused_inputs(make_lm: Make) -> None:
         lm(ids[:, :1], cache=cache, attention_mask=torch.tensor([[0] + [1] * LENGTH] * 2))
     with pytest.raises(ValueError, match="one of"):
         lm(ids, inputs_embeds=lm.get_input_embeddings()(ids))
+
+
+@pytest.mark.parametrize("kind", ["ttr", "ttr-conv", "attention", "mean", "concat"])
+@pytest.mark.parametrize("before", [{"attention": "full"}, {"compressor": "mean"}])
+def test_what_a_checkpoint_lacks_gets_first_values(
+    kind: str, before: dict[str, str], make_lm: Make, tmp_path: Path
+) -> None:
+    make_lm(**before).save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    lm = BlockSparseForCausalLM.from_pretrained(tmp_path, attention="block_sparse", compressor=kind)
+    for layer in lm.model.layers:
+        for name, value in layer.self_attn.compressor.named_parameters():
+            assert value.abs().max() < 10, name
+            if name.endswith("rho"):
+                torch.testing.assert_close(torch.nn.functional.softplus(value), torch.full_like(value, 0.01))
+            elif name.endswith("kernel"):
+                assert (value == torch.tensor([0.0, 1.0, 0.0]).unsqueeze(1)).all()
+            else:
+                assert value.std() > 0.05, name
+    torch.testing.assert_close(lm.model.embed_tokens.weight, make_lm(**before).model.embed_tokens.weight)
+
+
+def test_a_layer_of_which_something_is_there_keeps_it(make_lm: Make, tmp_path: Path) -> None:
+    lm = make_lm(compressor="ttr")
+    with torch.no_grad():
+        for layer in lm.model.layers:
+            for module in layer.self_attn.compressor.compress:
+                module.a.fill_(7.0)
+                module.rho.fill_(3.0)
+    lm.save_pretrained(tmp_path)
+    found = BlockSparseForCausalLM.from_pretrained(tmp_path, compressor="ttr-conv")
+    for layer in found.model.layers:
+        for module in layer.self_attn.compressor.compress:
+            assert (module.a == 7.0).all()
+            assert (module.rho == 3.0).all()
+            assert (module.kernel == torch.tensor([0.0, 1.0, 0.0]).unsqueeze(1)).all()
+
+
+@pytest.mark.parametrize("strength", ["scalar", 0.5])
+def test_settings_of_the_operator_are_those_of_the_model(
+    strength: str | float, make_lm: Make, tmp_path: Path
+) -> None:
+    lm = make_lm(compressor_settings={"strength": strength, "normalize_keys": False})
+    module = lm.model.layers[0].self_attn.compressor.compress[0]
+    assert (module.strength, module.normalize_keys, module.rho.shape) == (strength, False, (1,))
+    lm.save_pretrained(tmp_path)
+    ids = random_ids()
+    torch.testing.assert_close(BlockSparseForCausalLM.from_pretrained(tmp_path)(ids).logits, lm(ids).logits)
+
+
+def test_logits_of_chosen_tokens(make_lm: Make) -> None:
+    lm, ids = make_lm(), random_ids()
+    logits = lm(ids).logits
+    torch.testing.assert_close(lm(ids, logits_to_keep=3).logits, logits[:, -3:])
+    torch.testing.assert_close(lm(ids, logits_to_keep=torch.tensor([4, 9])).logits, logits[:, [4, 9]])

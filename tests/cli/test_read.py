@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from ttmem import ask
-from ttmem.fast_weights import Reading, install, load_reader
+from ttmem.fast_weights import Reading, install, load_reader, save_state
+from ttmem.memory.file import STATE_KEY, checksum, read_tensors
 
 FP32 = ["--dtype", "float32"]
 
@@ -61,6 +63,35 @@ def test_info(run: Any, state: Path) -> None:
     assert "ferry.txt" in outcome.out
     assert "ttcd in layers 0, 2, chunks of 16 tokens" in outcome.out
     assert json.loads(run("info", state, "--json").out)["settings"]["chunk_size"] == 16
+
+
+def test_a_state_of_a_model_without_a_name(run: Any, fast_folder: Path, tmp_path: Path) -> None:
+    """As `save_state` writes it for a model that was built in Python."""
+    network = load_reader(fast_folder, dtype="float32", device="cpu").network
+    network.name_or_path = ""
+    save_state(network.new_state(), tmp_path / "a.state", network)
+    outcome = run("ask", tmp_path / "a.state", "Who?", *FP32)
+    assert outcome.code == 3
+    assert "name the model with -m" in outcome.err
+    assert run("ask", tmp_path / "a.state", "Who?", "--max-tokens", "1", "-m", fast_folder, *FP32).code == 0
+
+
+def test_files_that_were_tampered_with(run: Any, state: Path, fast_folder: Path) -> None:
+    sound = state.read_bytes()
+    for name, change in {
+        "model": lambda tensors, header: header["info"].update(model={}),
+        "document": lambda tensors, header: header["info"].update(document={"x": 1}),
+        "keys": lambda tensors, header: tensors.pop("layers.0.keys"),
+    }.items():
+        state.write_bytes(sound)
+        tensors, metadata = read_tensors(state)
+        header = json.loads(metadata[STATE_KEY])
+        change(tensors, header)
+        del header["checksum"]
+        header["checksum"] = checksum(header, tensors)
+        save_file(tensors, state, {STATE_KEY: json.dumps(header)})
+        assert run("ask", state, "Who?", "-m", fast_folder, *FP32).code == 6, name
+        assert run("info", state).code == (0 if name == "keys" else 6), name
 
 
 def test_errors(

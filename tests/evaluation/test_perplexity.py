@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from ttmem.errors import TaskError
-from ttmem.evaluation.perplexity import block_losses
+from ttmem.evaluation.perplexity import block_losses, check_blocks
 
 SHAPE = {
     "vocab_size": 40,
@@ -52,5 +52,7 @@ def test_too_few_tokens(tokens: np.ndarray) -> None:
     lm = LlamaForCausalLM(LlamaConfig(**SHAPE))
     with pytest.raises(TaskError, match="100 tokens are too few"):
         block_losses(lm, tokens, 8, [1, 93], 2)
+    with pytest.raises(TaskError, match="no context"):
+        check_blocks(100, 8, [], 2)
     with pytest.raises(TaskError, match="at least 1"):
         block_losses(lm, tokens, 8, [0, 9], 2)

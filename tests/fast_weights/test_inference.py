@@ -211,6 +211,19 @@ def test_one_state_for_many_rows(fast: TTCDForCausalLM, make_ids: Any) -> None:
             fast(ids[:2], cache=state)
 
 
+@pytest.mark.parametrize("read", [0, 10, 13])
+def test_no_new_token(any_fast: TTCDForCausalLM, make_ids: Any, read: int) -> None:
+    """It changes nothing: in the middle of a chunk, at its end, and before anything is read."""
+    ids, state = make_ids(2, 20), any_fast.new_state()
+    with torch.no_grad():
+        assert any_fast(ids[:, :0], use_cache=False).logits.shape == (2, 0, 60)
+        if read:
+            any_fast(ids[:, :read], cache=state)
+        assert any_fast(ids[:, :0], cache=state).logits.shape == (2, 0, 60)
+        found = any_fast(ids[:, read:], cache=state).logits
+        close(found, any_fast(ids, use_cache=False).logits[:, read:])
+
+
 def test_reset_and_copy(fast: TTCDForCausalLM, make_ids: Any) -> None:
     ids = make_ids(1, 20)
     state = fast.read(ids[:, :13])

@@ -110,6 +110,21 @@ def test_a_pretrained_model_with_windows_alone(make_network: Any, make_ids: Any)
         assert (model(ids).logits - make_network("mistral")(ids).logits).abs().max() > 1e-3
 
 
+def test_settings_that_there_are_not(make_network: Any) -> None:
+    """A misspelt one must not leave its default in force."""
+    for wrong in ({"chunk": 16}, {"student_windows": 8}, {"hidden_size": 8}, {"qk_norm": True}, {"head_dim": 8}):
+        with pytest.raises(BudgetError, match=f"'{next(iter(wrong))}' is no setting of fast weights.*chunk_size"):
+            install(make_network("llama"), **wrong)
+    with pytest.raises(BudgetError, match="two names of one setting"):
+        install(make_network("llama"), [0], fast_layers=[0])
+    for layers in (0, "0", [0.5], ["0"]):
+        with pytest.raises(BudgetError, match="fast_layers"):
+            install(make_network("llama"), layers, student_window=8)
+    for layers in ([1], (1,), range(1, 2)):
+        assert install(make_network("llama"), layers, student_window=8).config.fast_layers == [1]
+        assert install(make_network("llama"), fast_layers=layers, student_window=8).config.fast_layers == [1]
+
+
 def test_what_cannot_be_done(make_network: Any) -> None:
     with pytest.raises(ModelError, match="GPT2LMHeadModel"):
         install(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=20)))

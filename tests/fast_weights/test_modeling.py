@@ -100,6 +100,42 @@ def test_gradient_checkpointing(make_fast: Any, make_ids: Any, rule: str) -> Non
         torch.testing.assert_close(plain, recomputed)
 
 
+def test_training_behind_a_state(make_fast: Any, make_ids: Any) -> None:
+    """Recomputed layers would read the state as they left it: refused, where without them it learns."""
+    ids = make_ids(1, 23)
+    model = make_fast().train()
+    state = model.read(ids[:, :12])
+    model(ids[:, 12:], labels=ids[:, 12:], cache=state.copy()).loss.backward()
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    with pytest.raises(ModelError, match="without gradient checkpointing"):
+        model(ids[:, 12:], cache=state)
+    with torch.no_grad():
+        model(ids[:, 12:], cache=state)
+    assert state.get_seq_length() == 23
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_generate_in_training_mode(any_fast: TTCDForCausalLM, make_ids: Any, checkpointing: bool) -> None:
+    """As a model is that was just made: it must not forget the prompt."""
+    model, ids = copy.deepcopy(any_fast), make_ids(2, 13)
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+    model.train()
+    if checkpointing:
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), expected)
+    assert model(ids).get(CACHE_FIELD) is None
+
+
+def test_generate_with_the_scan_that_leaks(make_fast: Any, make_ids: Any) -> None:
+    model, ids = make_fast(scan="inclusive"), make_ids(1, 13)
+    with pytest.raises(ModelError, match="use_cache=False"):
+        model.generate(ids, max_new_tokens=3)
+    whole = ids
+    for _ in range(3):
+        whole = torch.cat([whole, model(whole).logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False), whole)
+
+
 def test_autocast(any_fast: TTCDForCausalLM, make_ids: Any) -> None:
     model = copy.deepcopy(any_fast).float().train()
     ids = make_ids(2, 23)

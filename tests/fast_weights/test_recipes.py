@@ -101,7 +101,8 @@ def test_a_base_by_name(make_network: Any, make_tokenizer: Any, tmp_path: Path) 
 
     make_network("llama").bfloat16().save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    base = load_base(str(tmp_path))
+    base, tokenizer = load_base(str(tmp_path))
+    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
     assert base.dtype == torch.float32
     assert all(parameter.requires_grad for parameter in base.parameters())
     with pytest.raises(ModelError, match="cannot load"):

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from ttmem import Memory
 from ttmem.errors import MemoryFileError, MemoryMismatchError
-from ttmem.fast_weights import TTCDForCausalLM, load_state, save_state
-from ttmem.memory.file import STATE_KEY, is_state_file, read_tensors
+from ttmem.fast_weights import Reading, TTCDForCausalLM, load_state, save_state
+from ttmem.fast_weights.state_file import check_tensors
+from ttmem.memory.file import STATE_KEY, checksum, is_state_file, read_tensors
 
 
 def test_it_goes_on_as_if_it_had_not_stopped(any_fast: TTCDForCausalLM, make_ids: Any, tmp_path: Path) -> None:
@@ -77,10 +78,14 @@ def written(fast: TTCDForCausalLM, make_ids: Any, tmp_path: Path) -> Path:
     return tmp_path / "a.state"
 
 
-def rewrite(path: Path, change: Any) -> None:
+def rewrite(path: Path, change: Any, honest: bool = False) -> None:
+    """honest: with the checksum of what is written."""
     tensors, metadata = read_tensors(path)
     header = json.loads(metadata[STATE_KEY])
     change(tensors, header)
+    if honest:
+        del header["checksum"]
+        header["checksum"] = checksum(header, tensors)
     save_file(tensors, path, {STATE_KEY: json.dumps(header)})
 
 
@@ -97,6 +102,104 @@ def test_altered_files(fast: TTCDForCausalLM, written: Path, change: Any, messag
     rewrite(written, change)
     with pytest.raises(MemoryFileError, match=message):
         load_state(written, fast)
+
+
+def info(**changes: Any) -> Any:
+    return lambda tensors, header: header["info"].update(changes)
+
+
+def top(**changes: Any) -> Any:
+    return lambda tensors, header: header.update(changes)
+
+
+def tensor(name: str, function: Any) -> Any:
+    return lambda tensors, header: tensors.update({name: function(tensors["layers.0.keys"])})
+
+
+MODEL = {"name": "a", "architecture": "b", "fingerprint": "c", "tokenizer": ""}
+DESCRIPTIONS = {
+    **{f"model {value!r}": info(model=value) for value in ({}, None, [], "a", {**MODEL, "name": 3})},
+    **{f"no model.{key}": info(model={k: v for k, v in MODEL.items() if k != key}) for key in MODEL},
+    "document": info(document={"x": 1}),
+    "document tokens": info(document={"name": "a", "sha256": "b", "tokens": "many"}),
+    "settings": info(settings={}),
+    "rule": lambda tensors, header: header["info"]["settings"].update(rule=3),
+    "layers of the rule": lambda tensors, header: header["info"]["settings"].update(fast_layers=0),
+    "chunk": lambda tensors, header: header["info"]["settings"].update(chunk_size="5"),
+    "versions": info(versions=[]),
+    "created": info(created=None),
+    "unknown part": info(other=1),
+    "no info": top(info=None),
+    **{f"{key} {value!r}": top(**{key: value})
+       for key in ("seen", "counts", "layers")
+       for value in (-1, 10**30, 18.0, "18", None, True, [-1], [18.0], [1, 2], {})},
+    "counts beyond seen": top(counts=19),
+    **{f"tensor {name}": tensor(name, torch.clone)
+       for name in ("layers.-1.memory", "layers.3.keys", "layers.00.keys", "layers.x.keys", "layers.0", "keys")},
+    "rows": tensor("layers.0.keys", lambda keys: torch.cat([keys, keys])),
+    "number": tensor("layers.0.keys", lambda keys: keys.sum()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_descriptions_that_cannot_be(written: Path, name: str) -> None:
+    """Refused without the model, so that `ttmem info` says so too."""
+    rewrite(written, DESCRIPTIONS[name], honest=True)
+    with pytest.raises(MemoryFileError, match="does not fit its tensors"):
+        Reading.load(written)
+
+
+def test_a_description_nested_without_end(written: Path) -> None:
+    tensors, _ = read_tensors(written)
+    save_file(tensors, written, {STATE_KEY: "[" * 100_000})
+    with pytest.raises(MemoryFileError, match="not a fast-weight state"):
+        Reading.load(written)
+
+
+ANY_RULE = ("ttcd", "in_place", "lact", "deltanet", "window")
+
+
+@pytest.mark.parametrize("rule", ANY_RULE)
+def test_tensors_that_the_model_does_not_keep(make_fast: Any, make_ids: Any, tmp_path: Path, rule: str) -> None:
+    """Every tensor of every rule: missing, cut in any dimension, of whole numbers, beside an unknown one."""
+    model, path = make_fast(rule), tmp_path / "a.state"
+    save_state(model.read(make_ids(2, 19)), path, model)  # one before the end of a chunk
+    sound = path.read_bytes()
+    for name, kept in read_tensors(path)[0].items():
+        changes = [lambda tensors, header, name=name: tensors.pop(name)]
+        wrong = [kept.narrow(dim, 1, kept.shape[dim] - 1) for dim in range(1, kept.dim())]
+        wrong += [kept.unsqueeze(-1), kept.flatten(0, 1), torch.cat([kept, kept], dim=1), kept.int()]
+        changes += [lambda tensors, header, n=name, new=new: tensors.update({n: new.contiguous()}) for new in wrong]
+        changes.append(lambda tensors, header, kept=kept: tensors.update({"layers.1.other": kept}))
+        for change in changes:
+            path.write_bytes(sound)
+            rewrite(path, change, honest=True)
+            with pytest.raises(MemoryFileError):
+                load_state(path, model)
+    for change in (top(layers=4), *([] if rule == "deltanet" else [top(seen=4, counts=4)])):
+        path.write_bytes(sound)
+        rewrite(path, change, honest=True)
+        with pytest.raises(MemoryFileError, match="does not fit the model"):
+            load_state(path, model)
+
+
+@pytest.mark.parametrize("rule", ANY_RULE)
+@pytest.mark.parametrize("changes", [{}, {"windows": None, "teacher_window": None}, {"chunk_size": 100}], ids=str)
+def test_every_state_of_a_model_fits_it(make_fast: Any, make_ids: Any, rule: str, changes: dict[str, Any]) -> None:
+    model = make_fast(rule, **changes)
+    for many in (1, 3, 5, 18):
+        for lengths in ((many, many), (many, many // 2), (0, many)):
+            mask = (torch.arange(many) < torch.tensor(lengths).unsqueeze(1)).long()
+            for real in (mask, mask.flip(1)):
+                state = model.new_state()
+                for ids, part in zip(make_ids(2, many).split(4, dim=1), real.split(4, dim=1), strict=True):
+                    with torch.no_grad():
+                        model(ids, attention_mask=part, cache=state)
+                    check_tensors(state, model)
+    packed = torch.cat([torch.arange(7), torch.arange(4), torch.arange(9)]).unsqueeze(0)
+    state = model.new_state()
+    model(make_ids(1, 20), position_ids=packed, cache=state)
+    check_tensors(state, model)
 
 
 def test_other_files(fast: TTCDForCausalLM, written: Path, tmp_path: Path) -> None:

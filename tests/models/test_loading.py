@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,53 @@ def test_a_refused_architecture_keeps_its_own_message(tmp_path: Path, make_netwo
     make_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="MistralForCausalLM: every layer attends to a window"):
         ttmem.load_model(tmp_path, dtype="float32")
+
+
+def test_a_model_without_its_tokenizer(tmp_path: Path, make_network: Any) -> None:
+    make_network("llama").save_pretrained(tmp_path)
+    for load in (ttmem.load_model, loading.load_tokenizer):
+        with pytest.raises(ModelError, match=r"holds a model but no tokenizer.*save_pretrained"):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("One of:\n(1) this,\n (2) that.\n", "One of: (1) this, (2) that."),
+        ("A line.\nAdvice", "A line."),
+        ("", "OSError"),
+    ],
+)
+def test_a_reason_is_never_cut_after_a_colon(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+) -> None:
+    def fail(name: str) -> None:
+        raise OSError(text)
+
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", fail)
+    with pytest.raises(ModelError) as caught:
+        ttmem.load_model(folder)
+    assert str(caught.value) == f"cannot load the model {str(folder)!r}: {shown}"
+
+
+def test_a_tokenizer_alone(folder: Path, model: ttmem.Model) -> None:
+    (folder / "model.safetensors").unlink()
+    assert loading.load_tokenizer(folder).get_vocab() == model.tokenizer.get_vocab()
+    with pytest.raises(ModelError, match="cannot load the model"):
+        loading.load_tokenizer(folder / "nowhere")
+
+
+def test_a_model_with_fast_weights_is_known_to_whoever_loads_it(
+    tmp_path: Path, make_network: Any, make_tokenizer: Any
+) -> None:
+    """In a fresh interpreter, where nobody has imported its package."""
+    from ttmem.fast_weights import install
+
+    install(make_network("llama"), student_window=8, chunk_size=8).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    code = f"import ttmem; ttmem.load_model({str(tmp_path)!r}, dtype='float32', device='cpu')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "TTCDForCausalLM keeps what it reads in fast weights: use `ttmem read`" in done.stderr
 
 
 def test_a_missing_gguf_file(tmp_path: Path) -> None:

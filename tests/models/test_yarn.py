@@ -87,8 +87,9 @@ def test_full_attention_with_yarn_from_scratch() -> None:
 
 
 def test_what_cannot_be_stretched(make_network: Any) -> None:
-    with pytest.raises(BudgetError, match=r"factor is 1\.0"):
-        apply_yarn(make_network("llama"), 1.0)
+    for factor in (1.0, 0.5, -2.0, math.nan, math.inf):
+        with pytest.raises(BudgetError, match=f"factor is {factor}; it must be a finite number above 1"):
+            apply_yarn(make_network("llama"), factor)
     with pytest.raises(ModelError, match="cannot be stretched"):
         apply_yarn(apply_yarn(make_network("llama"), 2.0), 2.0)
     with pytest.raises(ModelError, match="gemma3"):

@@ -138,6 +138,15 @@ def test_half_precision_parameters() -> None:
         ({"dim": 4, "strength": 0.0}, "above the floor"),
         ({"dim": 4, "strength": "matrix"}, "diagonal"),
         ({"dim": 4, "initial_strength": 0.0}, "positive"),
+        ({"dim": 4, "initial_strength": "x"}, "positive"),
+        ({"dim": 4, "floor": 0.0}, "floor at least"),
+        ({"dim": 4, "floor": float("inf")}, "floor at least"),
+        ({"dim": 4, "floor": None}, "floor at least"),
+        ({"dim": 4, "strength": True}, "diagonal"),
+        ({"dim": 4.0}, "positive integer"),
+        ({"dim": "4"}, "positive integer"),
+        ({"dim": 4, "form": "triple"}, "no form"),
+        ({"dim": 4, "engine": "gpu"}, "no engine"),
     ],
 )
 def test_refused_settings(arguments: dict[str, object], message: str) -> None:
@@ -150,8 +159,51 @@ def test_refused_inputs() -> None:
         build(8, "2d")(torch.zeros(1, 6, 8))
     with pytest.raises(BlockError, match="this one has none"):
         build(8)(torch.zeros(1, 6, 8), neighbours=line_neighbours(6, 3))
-    with pytest.raises(BlockError, match="tokens of width 8"):
-        build(8)(torch.zeros(1, 6, 9))
+
+
+@pytest.mark.parametrize("conv", [None, "1d"])
+def test_inputs_are_refused_alike_with_a_convolution_and_without(conv: str | None) -> None:
+    module, x = build(8, conv), torch.zeros(2, 6, 8)
+    ok = torch.ones(2, 6, dtype=torch.bool)
+    for arguments, message in (
+        ((torch.zeros(2, 6, 9),), "tokens of width 8"),
+        ((torch.zeros(8),), "blocks are"),
+        ((x.long(),), "floating point"),
+        ((x, ok.float()), "boolean"),
+        ((x, ok.long()), "boolean"),
+        ((x, ok[:, :5]), "mask must be"),
+    ):
+        with pytest.raises(BlockError, match=message):
+            module(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "message"),
+    [
+        (torch.full((3, 6), 6), "count from -1"),
+        (torch.full((3, 6), -2), "count from -1"),
+        (torch.zeros(3, 6), "int64"),
+        (torch.zeros(6, dtype=torch.int64), "int64"),
+        (torch.zeros(2, 6, dtype=torch.int64), "int64"),
+        (torch.zeros(3, 7, dtype=torch.int64), "through all tokens"),
+    ],
+)
+def test_refused_neighbours(neighbours: Tensor, message: str) -> None:
+    with pytest.raises(BlockError, match=message):
+        build(8, "1d")(torch.zeros(2, 6, 8), neighbours=neighbours)
+
+
+def test_a_masked_token_spoils_no_gradient() -> None:
+    """Whatever is in it, and also where targets are normalised before they are convolved."""
+    module = build(16, "1d", normalize_targets=True)
+    x = torch.randn(2, 4, 16)
+    x[0, 1] = float("nan")
+    x.requires_grad_()
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    mask[0, 1] = False
+    module(x, mask).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
 
 
 def test_no_tokens() -> None:

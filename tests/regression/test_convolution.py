@@ -53,3 +53,12 @@ def test_refusals() -> None:
         convolved_targets(torch.zeros(2, 4, 8), torch.zeros(8), torch.zeros(3, 8), line_neighbours(5, 3))
     with pytest.raises(BlockError, match="neighbours must be"):
         convolved_targets(torch.zeros(2, 4, 8), torch.zeros(8), torch.zeros(3, 8), line_neighbours(4, 5))
+
+
+@pytest.mark.parametrize("size", [0, 2, 4, -1])
+def test_a_kernel_without_a_centre_is_refused(size: int) -> None:
+    for make in (lambda: line_neighbours(4, size), lambda: grid_neighbours(4, 4, size)):
+        with pytest.raises(BlockError, match="odd"):
+            make()
+    with pytest.raises(BlockError, match="at least one"):
+        grid_neighbours(4, 4, 3, block=0)

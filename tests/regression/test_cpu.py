@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,3 +101,21 @@ def test_equal_tokens_under_the_least_penalty(kernel: None) -> None:
     assert (found - exact).norm() < 0.2 * exact.norm()
     for gradient in torch.autograd.grad(found.sum(), leaves):
         assert gradient.isfinite().all()
+
+
+def test_a_process_killed_while_building_stops_no_other(tmp_path: Path) -> None:
+    """torch's own loader would wait for its lock for ever."""
+    if not cpu.available():
+        pytest.skip("the CPU kernel cannot be built here")
+    script = "import torch; from ttmem.regression import cpu; print(cpu.available())"
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    killed = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("lock")) and time.monotonic() < deadline and killed.poll() is None:
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    assert list(tmp_path.rglob("lock"))
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
+    assert said.stdout.strip() == "True"
+    assert [path.suffix for path in tmp_path.iterdir() if path.is_file()] == [".so"]

@@ -252,10 +252,22 @@ def test_tokens_that_are_not_finite(solver: dict[str, str], value: float, make_i
     x[2, 1, 3] = value
     with pytest.raises(BlockError, match=r"block 2 .*not finite"):
         ttr_compress(x, a, rho, **solver)
-    if solver["engine"] == "plain":
-        unchecked = ttr_compress(x, a, rho, check=False, **solver)
-        assert not unchecked[2].isfinite().all()
-        torch.testing.assert_close(unchecked[[0, 1, 3]], sound[[0, 1, 3]])
+    x.requires_grad_()
+    unchecked = ttr_compress(x, a, rho, check=False, **solver)
+    (gradient,) = torch.autograd.grad(unchecked.sum(), x)
+    for found in (unchecked, gradient):
+        assert not found[2].isfinite().all()
+        assert found[[0, 1, 3]].isfinite().all()
+    torch.testing.assert_close(unchecked[[0, 1, 3]], sound[[0, 1, 3]])
+
+
+def test_a_second_derivative_is_refused_and_never_zero(solver: dict[str, str], make_inputs: Inputs) -> None:
+    leaves = [t.requires_grad_() for t in make_inputs(2, 4, 16)]
+    h = ttr_compress(*leaves, **solver)
+    with pytest.raises(BlockError, match="once"):
+        torch.autograd.grad(h.sum(), leaves, create_graph=True)
+    with pytest.raises(BlockError, match="once"):
+        torch.autograd.functional.jvp(lambda x: ttr_compress(x, *leaves[1:], **solver), leaves[0], leaves[0])
 
 
 def test_raw_keys_too_large_to_be_squared_are_refused(solver: dict[str, str], make_inputs: Inputs) -> None:

@@ -76,3 +76,9 @@ def test_definitions() -> None:
 def test_another_number_of_tokens_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(BlockError, match="blocks of 4 tokens, not 5"):
         kind(DIM, TOKENS)(torch.zeros(1, 5, DIM))
+
+
+def test_a_mask_is_broadcast(compressor: nn.Module) -> None:
+    x = torch.randn(3, TOKENS, DIM)
+    for mask in (torch.tensor([[True], [False], [True]]), torch.tensor([True, False, True, True])):
+        torch.testing.assert_close(compressor(x, mask), compressor(x, mask.expand(3, TOKENS)))

@@ -176,6 +176,7 @@ def test_sets_depend_on_seed_and_split_and_nothing_else(task: str) -> None:
         (replace(baseline("copying"), copies=0), "at least one"),
         (replace(baseline("recall"), train_examples=0), "train_examples is 0"),
         (replace(baseline("fuzzy"), key_tokens=0), "key_tokens is 0"),
+        (replace(baseline("recall"), noise_vocabulary=-4), "noise_vocabulary is -4"),
     ],
 )
 def test_impossible_settings_say_so(setting: MadSetting, said: str) -> None:

@@ -12,7 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ttmem.errors import TaskError
 from ttmem.training import language
-from ttmem.training.language import NextToken, TokenObjective, positions_in_documents, read_tokens
+from ttmem.training.language import (
+    NextToken,
+    TokenObjective,
+    fingerprint_tokens,
+    positions_in_documents,
+    read_tokens,
+)
 from ttmem.training.parallel import World
 
 Make = Callable[[], LlamaForCausalLM]
@@ -89,6 +95,23 @@ def test_half_precision(make_lm: Make, tokens: np.ndarray) -> None:
     assert half.loss(0).item() == pytest.approx(full.loss(0).item(), abs=0.02)
 
 
+def test_a_file_of_one_stretch(make_lm: Make, tokens: np.ndarray) -> None:
+    stretch = torch.from_numpy(tokens[:21].astype(np.int64)).unsqueeze(0)
+    objective = TokenObjective(NextToken(make_lm()), tokens[:21], 20, 2, seed=0)
+    expected = make_lm()(stretch, labels=stretch).loss.item()
+    assert objective.loss(3).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_token_file_is_known_by_what_it_holds(tokens: np.ndarray) -> None:
+    changed = tokens.copy()
+    changed[7] += 1
+    known = [fingerprint_tokens(other) for other in (tokens, changed, tokens[:-1], tokens[::-1])]
+    assert len(set(known)) == 4
+    assert fingerprint_tokens(tokens.astype(np.uint32)) == known[0]
+    many = np.arange(10**6)
+    assert fingerprint_tokens(many) != fingerprint_tokens(many + 1)
+
+
 def test_what_is_no_token_file(make_lm: Make, tokens: np.ndarray, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no token file"):
         read_tokens(tmp_path / "nothing.npy", 50)
@@ -104,7 +127,7 @@ def test_what_is_no_token_file(make_lm: Make, tokens: np.ndarray, tmp_path: Path
     for name in ("empty.npy", "many.npz", "one.npy", "negative.npy"):
         with pytest.raises(TaskError, match=name):
             read_tokens(tmp_path / name, 50)
-    with pytest.raises(TaskError, match="one row of more than 601"):
-        TokenObjective(NextToken(make_lm()), tokens, 600, 4, seed=0)
+    with pytest.raises(TaskError, match="one row of at least 501"):
+        TokenObjective(NextToken(make_lm()), tokens, 500, 4, seed=0)
     with pytest.raises(TaskError, match="parts of 3"):
         TokenObjective(NextToken(make_lm()), tokens, 20, 4, seed=0, micro=3)

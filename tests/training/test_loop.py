@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,30 @@ def test_progress_reaches_its_end() -> None:
     assert progress.units == progress.total
 
 
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_it_stops_where_it_is_not_finite(broken: str, value: float) -> None:
+    """With the parameters and the checkpoint of the last good step."""
+
+    class Breaking(Regression):
+        def loss(self, step: int) -> Tensor:
+            loss = super().loss(step)
+            if step < 3:
+                return loss
+            self.weight.register_hook(lambda gradient: gradient * (value if broken == "gradient" else 1))
+            return loss * value if broken == "loss" else loss
+
+    problem, good = Breaking(), Regression()
+    saved: list[TrainState] = []
+    settings = TrainSettings(steps=9, lr=0.1, schedule="constant", checkpoint_every=1)
+    with pytest.raises(BudgetError, match=r"at step 4: .* lower learning rate"):
+        train(problem.parameters, problem, settings, checkpoint=saved.append)
+    assert [state.step for state in saved] == [1, 2, 3]
+    train(good.parameters, good, replace(settings, steps=3))
+    assert torch.equal(problem.weight, good.weight)
+    assert torch.equal(saved[-1].tensors["parameter/weight"], good.weight)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -134,6 +160,13 @@ def test_states_of_other_runs_and_broken_files_are_refused(tmp_path: Path) -> No
     assert torch.equal(state.tensors["parameter/a"], torch.ones(2))
     with pytest.raises(ResumeError, match=r"other settings \(seed\)"):
         load_state(path, {"lr": 0.1, "seed": 2})
-    path.write_bytes(path.read_bytes()[:30])
+    whole = path.read_bytes()
+    for at in {*range(0, len(whole), 7), len(whole) - 1}:  # a flipped bit anywhere
+        damaged = bytearray(whole)
+        damaged[at] ^= 4
+        path.write_bytes(damaged)
+        with pytest.raises(ResumeError):
+            load_state(path, {"lr": 0.1, "seed": 1})
+    path.write_bytes(whole[:30])
     with pytest.raises(ResumeError, match="no state to go on from"):
         load_state(path, {"lr": 0.1, "seed": 1})

@@ -10,7 +10,7 @@ import pytest
 
 from ttmem.errors import TaskError
 from ttmem.training.language import read_tokens
-from ttmem.training.text import read_texts, write_tokens
+from ttmem.training.text import read_texts, write_bytes, write_tokens
 
 
 def encode(text: str) -> list[int]:
@@ -41,12 +41,29 @@ def test_token_files(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["tokens.npy"]
 
 
+def test_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.npy"
+    assert write_bytes(["a caf\u00e9"], path) == 7
+    tokens = read_tokens(path, 256)
+    assert tokens.dtype == np.uint8
+    assert tokens.tobytes() == "a caf\u00e9".encode()
+    assert write_bytes(["ab", "", "c"], path) == 5
+    assert read_tokens(path, 256).tobytes() == b"ab\0\0c"
+    assert write_bytes(iter(["ab", "cd"]), path, limit=4) == 4
+    assert write_bytes(iter(["ab", "cd"]), path, limit=1) == 1
+    with pytest.raises(TaskError, match="no token"):
+        write_bytes([""], path)
+    with pytest.raises(TaskError, match="limit of 0"):
+        write_bytes(["a"], path, limit=0)
+
+
 def test_only_as_much_is_read_as_is_wanted(tmp_path: Path) -> None:
     def endless() -> object:
         while True:
             yield "abc"
 
     assert write_tokens(endless(), encode, 3, tmp_path / "t.npy", limit=10) == 10  # type: ignore[arg-type]
+    assert write_bytes(endless(), tmp_path / "t.npy", limit=10) == 10  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

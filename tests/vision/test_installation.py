@@ -169,6 +169,13 @@ def test_foreign_models_and_processors_are_refused(
         install(network, MergerSettings(), tokenizer)
     with pytest.raises(VisionError, match="patch_size 14, the model 4"):
         install(network, MergerSettings(), make_image_processor(2, patch_size=14))
+    for missing in ("patch_size", "temporal_patch_size"):
+        sizes = {"merge_size": 2, "patch_size": 4, "temporal_patch_size": 2}
+        del sizes[missing]
+        other = SimpleNamespace(image_processor=SimpleNamespace(**sizes))
+        for function in (check, lambda network, other: install(network, MergerSettings(), other)):
+            with pytest.raises(VisionError, match=f"image_processor has no {missing}, the model"):
+                function(network, other)
     assert check(network) == 2
     install(network, MergerSettings())
     with pytest.raises(VisionError, match=r"uninstall\(\)"):
@@ -193,6 +200,71 @@ def test_uninstalling_leaves_no_trace(
     assert torch.equal(network(**inputs).logits, untouched(**inputs).logits)
     assert type(network) is Qwen3VLForConditionalGeneration
     install(network, MergerSettings(kind, 3), processor)
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        lambda network: network.bfloat16(),
+        lambda network: network.bfloat16().float(),
+        lambda network: network.double().train(),
+        lambda network: network.half().bfloat16().train().eval(),
+        pytest.param(
+            lambda network: network.cuda(),
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+        ),
+    ],
+)
+def test_what_is_uninstalled_goes_where_the_model_went(
+    moves: Callable[[Any], Any], make_vision_network: Callable[..., Any], make_inputs: Callable[..., Any]
+) -> None:
+    """Cast and moved while other mergers were in, the model is the one that was cast and moved without them."""
+    network, untouched = make_vision_network(), make_vision_network()
+    old = mergers(network)
+    installation = install(network, MergerSettings("ttr-conv", 3))
+    moves(network)
+    installation.uninstall()
+    moves(untouched)
+    assert list(map(id, mergers(network))) == list(map(id, old))
+    state, expected = network.state_dict(), untouched.state_dict()
+    assert {(n, v.dtype, v.device) for n, v in state.items()} == {(n, v.dtype, v.device) for n, v in expected.items()}
+    assert all(merger.training == network.training for merger in mergers(network))
+    inputs = {name: value.to(network.device) for name, value in make_inputs(2).items()}
+    logits = network(**inputs).logits
+    assert logits.dtype == network.dtype
+    assert logits.isfinite().all()
+
+
+def test_uninstalling_twice_touches_nothing_that_came_after(make_vision_network: Callable[..., Any]) -> None:
+    network = make_vision_network()
+    first = install(network, MergerSettings("ttr", 3))
+    first.uninstall()
+    install(network, MergerSettings("mean", 3))
+    kept = mergers(network)
+    first.uninstall()
+    assert list(map(id, mergers(network))) == list(map(id, kept))
+    assert check(network) == 3
+
+
+@pytest.mark.parametrize("wrong", ["ttr", {"kind": "ttr"}, MergerSettings, 3, None])
+def test_settings_that_are_none_are_refused(wrong: Any, make_vision_network: Callable[..., Any]) -> None:
+    network, untouched = make_vision_network(), make_vision_network()
+    with pytest.raises(VisionError, match="must be a MergerSettings"):
+        install(network, wrong)
+    assert network.config.to_dict() == untouched.config.to_dict()
+
+
+@pytest.mark.parametrize("strength", ["scalar", 0.01])
+@pytest.mark.parametrize("normalize_keys", [True, False])
+def test_ablations_train(
+    strength: Any, normalize_keys: bool, make_vision_network: Callable[..., Any], make_inputs: Callable[..., Any]
+) -> None:
+    network = make_vision_network()
+    install(network, MergerSettings("ttr-conv", 3, strength=strength, normalize_keys=normalize_keys))
+    inputs = make_inputs(3)
+    network(**inputs, labels=inputs["input_ids"]).loss.backward()
+    for merger in mergers(network):
+        assert all(p.grad.isfinite().all() and p.grad.any() for p in merger.parameters())
 
 
 def test_new_weights_depend_on_the_seed_alone(make_vision_network: Callable[..., Any]) -> None:

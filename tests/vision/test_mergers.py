@@ -15,9 +15,9 @@ from ttmem.vision.mergers import GroupMerger
 POOLED = [kind for kind in KINDS if kind != "mlp"]
 
 
-def make(kind: Any, merge_size: int, norm: Any = None) -> tuple[GroupMerger, MergeGrids]:
+def make(kind: Any, merge_size: int, norm: Any = None, **others: Any) -> tuple[GroupMerger, MergeGrids]:
     torch.manual_seed(0)
-    settings = MergerSettings(kind, merge_size, norm=norm)
+    settings = MergerSettings(kind, merge_size, norm=norm, **others)
     grids = MergeGrids(merge_size, settings.kernel_size)
     grids._grids = [(1, 6, 12)]
     return GroupMerger(settings, 16, 10, grids), grids
@@ -90,7 +90,29 @@ def test_groups_do_not_see_each_other(kind: str, merge_size: int) -> None:
 
 
 def test_shapes_differ_from_the_models_own_mergers() -> None:
-    """So that these weights are never loaded into a model without ttmem's mergers."""
+    """So that these weights are never loaded into a model without ttmem's mergers, but for the one exception."""
     for kind in POOLED:
-        for merge_size in (2, 3):
-            assert make(kind, merge_size)[0].linear_fc1.weight.shape[1] == 16 != merge_size**2 * 16
+        for merge_size in (1, 2, 3):
+            for hidden in (None, 16, merge_size**2 * 16):
+                width = merge_size**2 * 16  # of the model's own layers
+                same = make(kind, merge_size, hidden=hidden)[0].linear_fc1.weight.shape == (width, width)
+                assert same == (merge_size == 1 and hidden == 16)
+
+
+@pytest.mark.parametrize("kind", ["ttr", "ttr-conv"])
+@pytest.mark.parametrize("strength", ["diagonal", "scalar", 0.5, 2])
+@pytest.mark.parametrize("normalize_keys", [True, False])
+def test_every_setting_of_the_regression_reaches_it(kind: str, strength: Any, normalize_keys: bool) -> None:
+    merger, _ = make(kind, 2, strength=strength, normalize_keys=normalize_keys, initial_strength=0.3, floor=0.1)
+    compress = merger.compress
+    learned = isinstance(strength, str)
+    assert compress.normalize_keys == normalize_keys
+    assert ("rho" in dict(compress.named_parameters())) == learned
+    assert compress.rho.shape == (16 if strength == "diagonal" else 1,)
+    torch.testing.assert_close(compress.penalty(), torch.full_like(compress.rho, 0.3 + 0.1 if learned else strength))
+    x = torch.randn(72, 16)
+    groups = [x[i : i + 4] for i in range(0, 72, 4)]
+    options = {"floor": 0.1, "normalize_keys": normalize_keys}
+    h = torch.stack([ttr_compress(g, compress.a, compress.rho, engine="plain", **options) for g in groups])
+    expected = tail(merger, torch.nn.functional.layer_norm(h, (16,), eps=1e-6))
+    torch.testing.assert_close(merger(x), expected, rtol=1e-3, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -110,10 +111,11 @@ def check(q: Tensor, k: Tensor, v: Tensor, teacher_window: int, student_window: 
             f"there are {k.shape[2]} keys for {q.shape[2]} queries; the last keys are the queries' own, so pass the "
             f"new tokens' keys too."
         )
-    if not 0 < student_window <= teacher_window:
+    whole = all(isinstance(window, Integral) for window in (teacher_window, student_window))
+    if not whole or not 0 < student_window <= teacher_window:
         raise BlockError(
-            f"the windows are {teacher_window} (teacher) and {student_window} (student); the student's must be at "
-            f"least 1, the token itself, and at most the teacher's."
+            f"the windows are {teacher_window} (teacher) and {student_window} (student); they are whole numbers of "
+            f"keys, the student's at least 1, the token itself, and at most the teacher's."
         )
     if segments is not None:
         if segments.shape != (k.shape[0], k.shape[2]) or segments.dtype.is_floating_point or segments.is_complex():

@@ -54,6 +54,7 @@ def load_answering(
     path: Path, model_name: str | None, dtype: str = "auto", device: str | None = None
 ) -> tuple[Model, Memory | Reading]:
     """What answers questions: a memory with its model, or a state with the model that read it."""
+    from ttmem.errors import ModelError
     from ttmem.memory.file import is_state_file
 
     if not is_state_file(path):
@@ -61,8 +62,11 @@ def load_answering(
     from ttmem.fast_weights import Reading, load_reader
 
     reading = Reading.load(path)
+    name = model_name or reading.info.model["name"]
+    if not name:
+        raise ModelError(f"{path} does not say where its model is: name the model with -m")
     with errors.status("loading the model"):
-        reader = load_reader(model_name or reading.info.model["name"], dtype=dtype, device=device)
+        reader = load_reader(name, dtype=dtype, device=device)
     reading.check_model(reader)
     return reader, reading.to(reader.device, reader.dtype)
 

@@ -78,7 +78,10 @@ def readout(setting: MadSetting, encoder: nn.Module, width: int) -> nn.Module:
 
 @dataclass
 class MadObjective(Stateless):
-    """Cross-entropy over the tokens that count, all sequences once per epoch, in an order drawn anew for each."""
+    """Cross-entropy over the tokens that count, in an order of the sequences drawn anew for each epoch.
+
+    What is left of an epoch behind its last whole batch is dropped.
+    """
 
     model: nn.Module
     data: MadData

@@ -14,6 +14,17 @@ from ttmem.errors import TaskError
 from ttmem.progress import Advance
 
 
+def check_blocks(tokens: int, block: int, contexts: Sequence[int], blocks: int) -> None:
+    """What `block_losses` needs, to be known before a model is trained for it. Raises TaskError."""
+    if not contexts:
+        raise TaskError("there is no context to test behind; name at least one number of tokens.")
+    if min(contexts) < 1 or block < 1 or blocks < 1:
+        raise TaskError(f"{blocks} blocks of {block} tokens behind {min(contexts)}: all must be at least 1.")
+    longest = max(contexts)
+    if tokens < longest + block:
+        raise TaskError(f"{tokens} tokens are too few for blocks of {block} behind {longest} tokens of context.")
+
+
 @torch.no_grad()
 def block_losses(
     network: PreTrainedModel,
@@ -29,12 +40,8 @@ def block_losses(
     fits before the first. A block's first token is predicted from its context, so contexts are at least 1.
     Raises TaskError where the tokens are too few.
     """
-    if min(contexts) < 1 or block < 1 or blocks < 1:
-        raise TaskError(f"blocks of {block} tokens behind {min(contexts)} of context: both must be at least 1.")
-    longest = max(contexts)
-    if len(tokens) < longest + block:
-        raise TaskError(f"{len(tokens)} tokens are too few for blocks of {block} behind {longest} tokens of context.")
-    starts = np.linspace(longest, len(tokens) - block, blocks).astype(int)
+    check_blocks(len(tokens), block, contexts, blocks)
+    starts = np.linspace(max(contexts), len(tokens) - block, blocks).astype(int)
     training = network.training
     network.eval()
     losses = torch.zeros(len(contexts), blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import LlamaConfig
@@ -13,12 +14,26 @@ RULES = (*IN_PLACE_RULES, "lact", "deltanet", "gated_deltanet", "window")
 NUM_FAST_LAYERS = 4
 """In-place rules sit in this many layers, evenly spread from layer 0, unless `fast_layers` says otherwise."""
 
+SWITCHES = ("qk_norm", "qkv_bias", "output_bias", "projection", "normalize_keys", "token_rates", "convolved_reads",
+            "stop_gradient", "lact_muon")  # fmt: skip
+CHOICES = {
+    "rule": RULES,
+    "dual_engine": ("fused", "plain"),
+    "scan": ("exclusive", "inclusive"),
+    "convolution_start": ("scratch", "pretrained"),
+    "target": ("embedding", "hidden"),
+    "delta_engine": ("plain", "fla"),
+}
+LEAST = {"chunk_size": 1, "student_window": 1, "conv_kernel": 0, "delta_kernel": 1, "lact_heads": 1}
+MAX_RATE = 100.0
+"""Of LaCT, whose parameter is the rate before a softplus."""
+
 
 class TTCDConfig(LlamaConfig):
-    """Configuration of `TTCDForCausalLM`. What is not named here is as in `LlamaConfig`.
+    """Configuration of `TTCDForCausalLM`. What is not named here is as in `LlamaConfig`, but for `attention_bias`.
 
     qk_norm: RMS norm of each head's queries and keys before the rotation (Qwen3).
-    qkv_bias, output_bias: biases of the attention's projections (Qwen2 has the first).
+    qkv_bias, output_bias: biases of the attention's projections (Qwen2 has the first), in place of `attention_bias`.
     windows: attention windows of the layers without a rule, in keys including the token itself; one for all, or one
     per layer; None: full attention.
 
@@ -37,7 +52,7 @@ class TTCDConfig(LlamaConfig):
     LaCT: lact_heads, lact_muon, lact_lr. DeltaNet: delta_kernel (taps of the convolutions of q, k and v), delta_engine
     ("plain", or "fla" for flash-linear-attention on a GPU).
 
-    Raises BudgetError for a value outside its range, when a model is built from it.
+    Raises BudgetError for a value of another type or outside its range, when a model is built from it.
     """
 
     model_type = "ttcd"
@@ -94,35 +109,55 @@ class TTCDConfig(LlamaConfig):
         return {name: getattr(self, name) for name in names}
 
     def check(self) -> None:
-        """Raise BudgetError for the first value outside its range."""
-
-        def require(holds: bool, name: str, wanted: str) -> None:
-            if not holds:
-                raise BudgetError(f"the setting {name} is {getattr(self, name)!r}; it must be {wanted}")
-
-        layers = self.num_hidden_layers
-        require(self.rule in RULES, "rule", f"one of {', '.join(RULES)}")
-        chosen = self.fast_layers or []
-        inside = all(0 <= layer < layers for layer in chosen) and len(set(chosen)) == len(chosen)
-        require(inside, "fast_layers", f"distinct layers from 0 to {layers - 1}")
-        require((self.rule == "window") == (not chosen), "fast_layers", "empty for the rule 'window', and only for it")
-        windows = self.windows if isinstance(self.windows, list) else [self.windows] * layers
-        require(len(windows) == layers, "windows", f"one window, or one for each of the {layers} layers")
-        require(all(w is None or w > 0 for w in windows), "windows", "positive, or None for full attention")
-        require(self.teacher_window is None or self.teacher_window > 0, "teacher_window", "positive, or None")
-        require(self.chunk_size > 0, "chunk_size", "at least 1")
+        """Raise BudgetError for the first value that is not of its type, or outside its range."""
+        for name in SWITCHES:
+            self._require(type(getattr(self, name)) is bool, name, "True or False")
+        for name, choices in CHOICES.items():
+            self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+        for name, least in LEAST.items():
+            self._require(_whole(getattr(self, name), least), name, f"a whole number, at least {least}")
+        self._check_layers()
         if self.rule == "ttcd":
             limit = self.teacher_window
-            fits = self.student_window > 0 and (limit is None or self.student_window <= limit)
-            require(fits, "student_window", f"from 1 to the teacher's window, {limit}")
-        require(self.dual_engine in ("fused", "plain"), "dual_engine", "'fused' or 'plain'")
-        require(self.conv_kernel >= 0, "conv_kernel", "at least 0")
+            fits = limit is None or self.student_window <= limit
+            self._require(fits, "student_window", f"from 1 to the teacher's window, {limit}")
         centred = self.rule != "in_place" or self.conv_kernel == 0 or self.conv_kernel % 2 == 1
-        require(centred, "conv_kernel", "odd for the rule 'in_place', whose convolution is centred")
-        require(self.scan in ("exclusive", "inclusive"), "scan", "'exclusive' or 'inclusive'")
-        require(self.convolution_start in ("scratch", "pretrained"), "convolution_start", "'scratch' or 'pretrained'")
-        require(self.target in ("embedding", "hidden"), "target", "'embedding' or 'hidden'")
-        require(self.delta_engine in ("plain", "fla"), "delta_engine", "'plain' or 'fla'")
-        require(self.delta_kernel > 0, "delta_kernel", "at least 1")
+        self._require(centred, "conv_kernel", "odd for the rule 'in_place', whose convolution is centred")
+        self._require(_finite(self.fast_lr), "fast_lr", "a finite number")
+        rate = self.lact_lr
+        self._require(_finite(rate) and 0 < rate <= MAX_RATE, "lact_lr", f"a number above 0, up to {MAX_RATE}")
         width = self.num_attention_heads * (self.head_dim or 1)
-        require(self.lact_heads > 0 and width % self.lact_heads == 0, "lact_heads", f"a divisor of {width}")
+        self._require(width % self.lact_heads == 0, "lact_heads", f"a divisor of {width}")
+        biases = "False; qkv_bias and output_bias say which projections of the attention have biases"
+        self._require(not self.attention_bias, "attention_bias", biases)
+
+    def _check_layers(self) -> None:
+        """Where the rule sits, and the windows of all layers."""
+        layers = self.num_hidden_layers
+        chosen = [] if self.fast_layers is None else self.fast_layers
+        inside = isinstance(chosen, list) and all(_whole(layer, 0) and layer < layers for layer in chosen)
+        distinct = inside and len(set(chosen)) == len(chosen)
+        self._require(distinct, "fast_layers", f"a list of distinct layers from 0 to {layers - 1}")
+        fits = (self.rule == "window") == (not chosen)
+        self._require(fits, "fast_layers", "empty for the rule 'window', and only for it")
+        windows = self.windows if isinstance(self.windows, list) else [self.windows] * layers
+        self._require(len(windows) == layers, "windows", f"one window, or a list, for each of the {layers} layers")
+        of_layers = f"a positive whole number, None for full attention, or a list of {layers} such"
+        self._require(all(map(_is_window, windows)), "windows", of_layers)
+        self._require(_is_window(self.teacher_window), "teacher_window", "a positive whole number, or None")
+
+    def _require(self, holds: bool, name: str, wanted: str) -> None:
+        if not holds:
+            raise BudgetError(f"the setting {name} is {getattr(self, name)!r}; it must be {wanted}")
+
+
+def _whole(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _is_window(value: object) -> bool:
+    return value is None or _whole(value, 1)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

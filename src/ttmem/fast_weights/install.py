@@ -23,6 +23,7 @@ DEFAULTS = {
     "dual_engine": "plain", "normalize_keys": False, "convolved_reads": False, "convolution_start": "pretrained",
 }  # fmt: skip
 """Where continual pre-training differs from training from scratch."""
+FROM_THE_MODEL = ("qk_norm", "qkv_bias", "output_bias")
 
 
 def install(
@@ -38,7 +39,8 @@ def install(
 ) -> TTCDForCausalLM:
     """Put fast weights into `layers` of a pretrained Llama, SmolLM2, Qwen2, Qwen3 or Mistral model.
 
-    layers: by default four, evenly spread from layer 0. teacher_window: "own" is the window that the model has in these
+    layers: by default four, evenly spread from layer 0; also taken under the name that `TTCDConfig` has for them,
+    fast_layers. teacher_window: "own" is the window that the model has in these
     layers, full attention for most; None is full attention. windows: of the other layers, their own by default.
     `settings` are the other fields of `TTCDConfig`; where the paper's continual pre-training differs from training from
     scratch, its choice is the default here: keys are not normalised, the fast weights read Z_T, conv_T copies and
@@ -59,6 +61,7 @@ def install(
         )
     if rule not in RULES:
         raise ModelError(f"the rule {rule!r} cannot be installed in a pretrained model; {', '.join(RULES)} can")
+    layers = _checked(settings, layers)
     attention, own_windows = model.model.layers[0].self_attn, _windows(model)
     config = TTCDConfig(
         **{name: getattr(base, name) for name in COPIED},
@@ -69,12 +72,13 @@ def install(
         output_bias=attention.o_proj.bias is not None,
         windows=own_windows if windows == "own" else windows,
         rule=rule,
-        fast_layers=None if layers is None else [int(layer) for layer in layers],
+        fast_layers=layers,
         teacher_window=None if teacher_window == "own" else teacher_window,
         student_window=student_window,
         chunk_size=chunk_size,
         **{**DEFAULTS, **settings},
     )
+    config.check()
     if teacher_window == "own":
         own = {own_windows[layer] for layer in config.fast_layers or () if 0 <= layer < len(own_windows)}
         if len(own) > 1:
@@ -91,6 +95,19 @@ def install(
         layer.fast.reset_parameters()
     installed.generation_config = model.generation_config
     return installed.train(model.training)
+
+
+def _checked(settings: dict[str, Any], layers: Sequence[int] | None) -> Any:
+    """The fast layers, as a list where they are any. Raises BudgetError for a setting that there is not."""
+    if "fast_layers" in settings:
+        if layers is not None:
+            raise BudgetError("layers and fast_layers are two names of one setting: give one of them")
+        layers = settings.pop("fast_layers")
+    known = [name for name in TTCDConfig.__annotations__ if name not in (*FROM_THE_MODEL, "model_type")]
+    for name in settings:
+        if name not in known:
+            raise BudgetError(f"{name!r} is no setting of fast weights; there are {', '.join(known)}")
+    return list(layers) if isinstance(layers, (tuple, range)) else layers
 
 
 def _windows(model: PreTrainedModel) -> list[int | None]:

@@ -140,7 +140,7 @@ class LaCTLayer(WindowLayer):
             after = layout.next_counts()
             many = after % C if isinstance(after, int) else C - 1
             state.set(w1=w1, w2=w2, w3=w3, **{name: layout.keep_last(y, many) for name, y in streams.items()})
-        joined = torch.cat(out, dim=2).transpose(1, 2)
+        joined = (torch.cat(out, dim=2) if out else q).transpose(1, 2)  # none where there is no token at all
         return _pick(joined, pending + torch.arange(T, device=q.device))
 
 

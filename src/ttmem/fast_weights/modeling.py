@@ -19,9 +19,14 @@ from ttmem.fast_weights.config import TTCDConfig
 from ttmem.fast_weights.layout import arrange
 from ttmem.fast_weights.rules import UNPACKED, make_layer
 from ttmem.fast_weights.state import FastWeightCache
+from ttmem.models.initialise import reset_missing
 
 CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """How this transformers names the cache in outputs: renamed in 5.24."""
+INCLUSIVE = (
+    "scan='inclusive' reads tokens that come later, so it cannot be used with a cache: hand in the whole text, with "
+    "use_cache=False in `generate`"
+)
 
 
 class TTCDPreTrainedModel(PreTrainedModel):
@@ -36,9 +41,7 @@ class TTCDPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        reset = getattr(module, "reset_parameters", None)
-        if type(module).__module__.startswith("ttmem.") and reset is not None:
-            reset()
+        reset_missing(module)
 
 
 class TTCDModel(TTCDPreTrainedModel):
@@ -105,19 +108,31 @@ class TTCDModel(TTCDPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=hidden, hidden_states=recorded, **{CACHE_FIELD: state})
 
     def _state(self, cache: Any, use_cache: bool | None) -> FastWeightCache | None:
-        """The state to go on from, a new one, or None. Raises ModelError for a cache that cannot hold one."""
+        """The state to go on from, a new one, or None. Raises ModelError for a cache that cannot hold one.
+
+        A step of training makes none. `generate` does so in training mode too: from the second token on, it hands in
+        the last one alone.
+        """
+        recording = self.training and torch.is_grad_enabled()
         if cache is None:
+            if use_cache and self.config.scan == "inclusive":
+                raise ModelError(INCLUSIVE)
             wanted = self.config.use_cache if use_cache is None else use_cache
-            if not wanted or self.training or self.config.scan == "inclusive":
+            if not wanted or recording or self.config.scan == "inclusive":
                 return None
             return FastWeightCache(len(self.layers))
+        if recording and any(layer.gradient_checkpointing for layer in self.layers):
+            raise ModelError(
+                "gradient checkpointing runs the layers a second time, which would find the state as they left it: "
+                "train without a cache, or without gradient checkpointing"
+            )
         if not isinstance(cache, FastWeightCache):
             raise ModelError(
                 f"{type(cache).__name__} holds no fast weights, and this model keeps some: hand in a "
                 "ttmem.fast_weights.FastWeightCache, or none; `ttmem read` reads documents into it"
             )
         if self.config.scan == "inclusive":
-            raise ModelError("scan='inclusive' reads tokens that come later, so it cannot be used with a cache")
+            raise ModelError(INCLUSIVE)
         if len(cache.layers) != len(self.layers):
             raise ModelError(f"the state has {len(cache.layers)} layers, and the model has {len(self.layers)}")
         return cache
@@ -160,8 +175,8 @@ class TTCDForCausalLM(TTCDPreTrainedModel, GenerationMixin):
         so that rows can be packed; fast weights, convolutions and attention start anew there. Without them, each row
         counts its own tokens.
         cache: a `FastWeightCache` to go on from; without one, and with use_cache, a new one is returned. While
-        training, none is made. past_key_values: its older name.
-        Raises ModelError for another kind of cache, or a mask that does not fit.
+        training mode records gradients, none is made. past_key_values: its older name.
+        Raises ModelError for another kind of cache, one behind gradient checkpointing, or a mask that does not fit.
         """
         output = self.model(
             input_ids=input_ids,

@@ -14,7 +14,7 @@ from ttmem.compaction.document import Document
 from ttmem.errors import ModelError
 from ttmem.fast_weights.modeling import TTCDForCausalLM
 from ttmem.fast_weights.state import FastWeightCache
-from ttmem.fast_weights.state_file import StateInfo, check_model, read_state, write_state
+from ttmem.fast_weights.state_file import StateInfo, check_model, check_tensors, read_state, write_state
 from ttmem.models import Model
 from ttmem.models.loading import load_network
 from ttmem.progress import Progress
@@ -69,9 +69,12 @@ class Reading:
     info: StateInfo
 
     def check_model(self, model: Model) -> None:
-        """Raise MemoryMismatchError unless `model` is the one that read."""
-        settings = model.network.config.fast_settings() if isinstance(model, Reader) else {}
-        check_model(self.info, model.identity(), settings)
+        """Raise MemoryMismatchError unless `model` is the one that read, MemoryFileError for tensors it never keeps."""
+        if not isinstance(model, Reader):
+            check_model(self.info, model.identity(), {})
+            return
+        check_model(self.info, model.identity(), model.network.config.fast_settings())
+        check_tensors(self.state, model.network)
 
     def cache(self) -> FastWeightCache:
         """A state of its own for one conversation: asking does not change the reading."""

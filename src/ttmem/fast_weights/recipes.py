@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ttmem.errors import BudgetError
 from ttmem.fast_weights.config import IN_PLACE_RULES, TTCDConfig
@@ -208,7 +208,7 @@ def build(
         network: PreTrainedModel = TTCDForCausalLM(make_config(recipe.model, system, changes))
         return network if yarn is None else apply_yarn(network, yarn)
     if base is None:
-        base = load_base(recipe.base)
+        base, _ = load_base(recipe.base)
     if yarn is not None:
         apply_yarn(base, yarn)
     base.config.max_position_embeddings = max(base.config.max_position_embeddings, recipe.length)
@@ -217,18 +217,13 @@ def build(
             raise BudgetError(f"{', '.join(changes)}: the system 'full' is the base as it is, and has no such settings")
         return base
     own = {"windows": recipe.sliding} if system == "window" else recipe.model
-    return install(base, rule=system, **{**own, **_renamed(changes)})
+    return install(base, rule=system, **{**own, **changes})
 
 
-def _renamed(changes: dict[str, Any]) -> dict[str, Any]:
-    """`install` calls the fast layers `layers`."""
-    return {"layers" if name == "fast_layers" else name: value for name, value in changes.items()}
-
-
-def load_base(name: str) -> PreTrainedModel:
-    """A base in fp32, ready for training. Raises ModelError where it is not there."""
-    network, _, _ = load_network(None if name == BUNDLED else name, dtype="float32", device="cpu")
-    return network.requires_grad_(True)
+def load_base(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A base in fp32, ready for training, and its tokenizer. Raises ModelError where it is not there."""
+    network, tokenizer, _ = load_network(None if name == BUNDLED else name, dtype="float32", device="cpu")
+    return network.requires_grad_(True), tokenizer
 
 
 def outlined(

@@ -20,11 +20,15 @@ from torch import Tensor
 from ttmem.errors import MemoryFileError, MemoryMismatchError
 from ttmem.fast_weights.modeling import TTCDForCausalLM
 from ttmem.fast_weights.state import FastWeightCache
+from ttmem.fast_weights.state_shape import check_shape
 from ttmem.memory.file import STATE_KEY, atomic_save, checksum, not_finite, read_tensors
 from ttmem.models.fingerprint import fingerprint_model
 from ttmem.versions import versions
 
 STATE_VERSION = 1
+MOST_TOKENS, MOST_LAYERS = 2**40, 10_000
+NAMED = {"model": ("name", "architecture", "fingerprint", "tokenizer"), "document": ("name", "sha256")}
+"""Texts that a description has."""
 
 
 @dataclass
@@ -55,7 +59,18 @@ def load_state(path: str | PathLike[str], model: TTCDForCausalLM) -> FastWeightC
     """
     state, info = read_state(path)
     check_model(info, identity(model), model.config.fast_settings())
+    check_tensors(state, model)
     return state.to(model.device, model.dtype)
+
+
+def check_tensors(state: FastWeightCache, model: TTCDForCausalLM) -> None:
+    """Raise MemoryFileError unless a state has the tensors that this model, which wrote it, keeps."""
+    try:
+        check_shape(state, model.config)
+    except ValueError as error:
+        raise MemoryFileError(
+            f"the state does not fit the model that it names ({error}): the file was altered; read the document again"
+        ) from error
 
 
 def identity(model: TTCDForCausalLM) -> dict[str, str]:
@@ -75,7 +90,8 @@ def check_model(info: StateInfo, model: dict[str, str], settings: dict[str, Any]
         raise MemoryMismatchError(
             f"this state was read by {made['name'] or 'a model'} ({made['architecture']}, weights "
             f"{made['fingerprint'][:12]}), not by {model['name'] or 'this model'} (weights "
-            f"{model['fingerprint'][:12]}): load that model, or read the document again"
+            f"{model['fingerprint'][:12]}): load that model, in the same dtype where one is float16, which rounds "
+            "weights otherwise, or read the document again"
         )
     changed = [name for name, value in settings.items() if info.settings.get(name) != value]
     if changed:
@@ -119,7 +135,7 @@ def read_state(path: str | PathLike[str]) -> tuple[FastWeightCache, StateInfo]:
         version, stored = header["format_version"], header.pop("checksum", None)
     except (SafetensorError, OSError) as error:
         raise MemoryFileError(f"{path}: not a fast-weight state, or cut short ({error})") from error
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
         raise MemoryFileError(f"{path}: a safetensors file, but not a fast-weight state") from error
     if type(version) is not int or not 1 <= version <= STATE_VERSION:
         raise MemoryFileError(
@@ -132,19 +148,51 @@ def read_state(path: str | PathLike[str]) -> tuple[FastWeightCache, StateInfo]:
     if (name := not_finite(tensors)) is not None:
         raise MemoryFileError(f"{path}: tensor {name!r} holds NaN or infinite values; read the document again")
     try:
-        return _state(header, tensors), StateInfo(**header["info"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        info = StateInfo(**header["info"])
+        _check_info(info)
+        return _state(header, tensors), info
+    except (KeyError, TypeError, ValueError) as error:
         raise MemoryFileError(f"{path}: the file's description does not fit its tensors ({error})") from error
 
 
+def _check_info(info: StateInfo) -> None:
+    """What else reads it relies on. Raises KeyError, TypeError or ValueError."""
+    for part, keys in NAMED.items():
+        values = getattr(info, part)
+        for key in keys if values or part == "model" else ():
+            if type(values[key]) is not str:
+                raise ValueError(f"{part}.{key} is {values[key]!r}")
+    if info.document:
+        _count(info.document["tokens"], "document.tokens")
+    settings = info.settings
+    if not isinstance(settings["rule"], str) or not isinstance(settings["fast_layers"], list):
+        raise ValueError(f"the rule {settings['rule']!r} in layers {settings['fast_layers']!r}")
+    _count(settings["chunk_size"], "chunk_size")
+    if not isinstance(info.versions, dict) or not isinstance(info.created, str):
+        raise ValueError(f"versions {info.versions!r}, created {info.created!r}")
+
+
+def _count(value: Any, name: str, most: int = MOST_TOKENS) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
 def _state(header: dict[str, Any], tensors: dict[str, Tensor]) -> FastWeightCache:
-    state = FastWeightCache(header["layers"])
+    state = FastWeightCache(_count(header["layers"], "layers", MOST_LAYERS))
+    named = {f"layers.{index}": layer for index, layer in enumerate(state.layers)}
     for name, tensor in tensors.items():
-        _, layer, part = name.split(".")
-        state.layers[int(layer)].set(**{part: tensor})
+        layer, _, part = name.rpartition(".")
+        if layer not in named or not tensor.dim():
+            raise ValueError(f"there is a tensor {name!r} of shape {tuple(tensor.shape)}")
+        named[layer].set(**{part: tensor})
     if len({tensor.shape[0] for tensor in tensors.values()}) > 1:
         raise ValueError("tensors of different batch sizes")
+    state.seen = _count(header["seen"], "seen")
     counts = header["counts"]
-    state.seen = int(header["seen"])
-    state.counts = torch.tensor(counts) if isinstance(counts, list) else int(counts)
+    for count in counts if isinstance(counts, list) else [counts]:
+        _count(count, "counts", state.seen)
+    if isinstance(counts, list) and len(counts) != state.batch:
+        raise ValueError(f"{len(counts)} counts for {state.batch} rows")
+    state.counts = torch.tensor(counts) if isinstance(counts, list) else counts
     return state

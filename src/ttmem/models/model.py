@@ -17,6 +17,11 @@ ANSWER_ROOM = 256
 """Positions left for a question and its answer behind a document."""
 
 
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of raw text: no special tokens are added, and text that looks like one is read as plain text."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids)
+
+
 @dataclass(eq=False)
 class Model:
     """A decoder-only transformers model and its tokenizer, ready for compaction.
@@ -89,8 +94,8 @@ class Model:
         return self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of raw text: no special tokens are added, and text that looks like one is read as plain text."""
-        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids)
+        """See `encode`."""
+        return encode(self.tokenizer, text)
 
     def left_pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Prompts as one batch: ids and mask [B, T], padded on the left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -15,8 +16,8 @@ def yarn_parameters(config: PreTrainedConfig, factor: float) -> dict[str, Any]:
     Raises ModelError where its positions are none that YaRN can stretch, BudgetError for a factor of 1 or less.
     """
     own = getattr(config, "rope_parameters", None) or {}
-    if factor <= 1.0:
-        raise BudgetError(f"the YaRN factor is {factor}; it must be above 1")
+    if not 1.0 < factor < math.inf:
+        raise BudgetError(f"the YaRN factor is {factor}; it must be a finite number above 1")
     if own.get("rope_type") != "default" or "rope_theta" not in own:
         raise ModelError(
             f"the positions of a {config.model_type} model with rope_parameters {own or None} cannot be stretched by "

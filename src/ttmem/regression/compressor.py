@@ -70,7 +70,7 @@ class TTRCompressor(nn.Module):
         rho = torch.full((dim if strength == "diagonal" else 1,), self._initial_rho)
         self.rho: Tensor
         if fixed:
-            self.register_buffer("rho", rho, persistent=False)
+            self.register_buffer("rho", rho)  # in state dicts: `from_pretrained` leaves others without values
         else:
             self.rho = nn.Parameter(rho)
         taps = {None: 0, "1d": kernel_size, "2d": kernel_size**2}[conv]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from ttmem.training.parallel import World
 
 CHUNK = 1024
 """Tokens whose logits exist at once: with a vocabulary of 50,000, 200 MB in fp32."""
+SAMPLES = 2**16
+"""Ids that a token file is known by, at least, where it has as many."""
 
 
 class NextToken(nn.Module):
@@ -81,9 +84,9 @@ class TokenObjective(Stateless):
                 f"{self.batch} sequences per step do not divide into parts of {self.micro} on {self.world.size} "
                 "processes."
             )
-        if self.tokens.ndim != 1 or len(self.tokens) <= self.length + 1:
+        if self.tokens.ndim != 1 or len(self.tokens) < self.length + 1:
             raise TaskError(
-                f"the token file holds an array of shape {list(self.tokens.shape)}; it must be one row of more than "
+                f"the token file holds an array of shape {list(self.tokens.shape)}; it must be one row of at least "
                 f"{self.length + 1} ids."
             )
 
@@ -109,6 +112,12 @@ class TokenObjective(Stateless):
             return self.module(ids, places)
 
 
+def fingerprint_tokens(tokens: np.ndarray) -> str:
+    """SHA-256 over the number of ids and over evenly spaced ones: a file that was written anew has another one."""
+    sample = tokens[:: max(1, len(tokens) // SAMPLES)].astype(np.int64)
+    return hashlib.sha256(f"{len(tokens)} ".encode() + sample.tobytes()).hexdigest()
+
+
 def read_tokens(path: Path, vocabulary: int) -> np.ndarray:
     """A token file, mapped into memory. Raises TaskError where it is none, or holds ids beyond the vocabulary."""
     try:
@@ -121,5 +130,8 @@ def read_tokens(path: Path, vocabulary: int) -> np.ndarray:
     for part in np.array_split(tokens, len(tokens) // 2**24 + 1):
         for extreme in (int(part.min()), int(part.max())) if len(part) else ():
             if not 0 <= extreme < vocabulary:
-                raise TaskError(f"{path} holds the id {extreme}, and the model's vocabulary has {vocabulary}.")
+                raise TaskError(
+                    f"{path} holds the id {extreme}, and the model's vocabulary has {vocabulary}: write it with the "
+                    "model's own tokenizer, or, for a vocabulary of 256 bytes, with `tokenize_text.py --bytes`."
+                )
     return tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -116,6 +117,7 @@ def train(
 
     `checkpoint` gets the state every `checkpoint_every` steps, `report` the metrics every `report_every`; their time
     counts as the run's. Sharded parameters (see `parallel`) are whole in a state: all processes have to call this.
+    Raises BudgetError at a loss or gradient that is NaN or infinite, before parameters or a checkpoint have it.
     """
     optimizers = make_optimizers(settings.optimizer, parameters, settings.lr, settings.weight_decay)
     step, earlier = 0, 0.0
@@ -139,7 +141,8 @@ def train(
                 group["lr"] = settings.lr * factor
             loss = objective.loss(step)
             loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+            norm = whole(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip))
+            _require_finite(step + 1, {"loss": loss.item(), "norm of the gradient": norm.item()})
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -147,10 +150,20 @@ def train(
             seconds = earlier + time.perf_counter() - start
             done = settings.done(step, seconds)
             if report is not None and (step % settings.report_every == 0 or done >= 1.0):
-                report(Metrics(step, loss.item(), settings.lr * factor, whole(norm).item(), seconds))
+                report(Metrics(step, loss.item(), settings.lr * factor, norm.item(), seconds))
             if checkpoint is not None and step % settings.checkpoint_every == 0 and done < 1.0:
                 checkpoint(_state(step, seconds, parameters, optimizers, objective))
     return _state(step, earlier + time.perf_counter() - start, parameters, optimizers, objective)
+
+
+def _require_finite(step: int, figures: dict[str, float]) -> None:
+    """Nothing learns from NaN, and every later step would be NaN too."""
+    for name, value in figures.items():
+        if not math.isfinite(value):
+            raise BudgetError(
+                f"the {name} is {value} at step {step}: the training stops here, and what was saved before can be gone "
+                "on from; try a lower learning rate, more warmup or float32, and look at the data of this step"
+            )
 
 
 def _state(

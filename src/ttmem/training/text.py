@@ -17,6 +17,8 @@ from ttmem.memory.file import atomic_write
 HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<split>[\w\[\]%:]+))?")
 SUFFIXES = (".txt", ".md")
 DATASETS_INSTALL = "pip install datasets"
+BYTE_SEPARATOR = 0
+"""A byte that no text has."""
 
 
 def read_texts(source: str, field: str = "text") -> Iterator[str]:
@@ -87,8 +89,7 @@ def write_tokens(
 
     advance: called with the number of tokens that each document added. Raises TaskError where no token comes together.
     """
-    if limit is not None and limit < 1:
-        raise TaskError(f"a limit of {limit} tokens leaves none; take at least 1.")
+    _check_limit(limit)
     ids = array("I")
     for text in texts:
         before = len(ids)
@@ -98,10 +99,29 @@ def write_tokens(
         if limit is not None and len(ids) >= limit:
             break
     tokens = np.frombuffer(ids, dtype=np.uint32)[:limit]
+    return _save(tokens.astype(np.uint16) if tokens.max(initial=0) < 2**16 else tokens, path)
+
+
+def write_bytes(texts: Iterable[str], path: Path, limit: int | None = None) -> int:
+    """The same for models of bytes: documents in UTF-8, a token a byte, a `BYTE_SEPARATOR` between two."""
+    _check_limit(limit)
+    found = bytearray()
+    for number, text in enumerate(texts):
+        found.extend(bytes([BYTE_SEPARATOR]) if number else b"")
+        found.extend(text.encode())
+        if limit is not None and len(found) >= limit:
+            break
+    return _save(np.frombuffer(bytes(found), dtype=np.uint8)[:limit], path)
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise TaskError(f"a limit of {limit} tokens leaves none; take at least 1.")
+
+
+def _save(tokens: np.ndarray, path: Path) -> int:
     if not len(tokens):
         raise TaskError("the texts are empty: there is no token to write.")
-    if int(tokens.max()) < 2**16:
-        tokens = tokens.astype(np.uint16)
 
     def save(fresh: Path) -> None:
         with fresh.open("wb") as file:

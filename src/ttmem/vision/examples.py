@@ -6,11 +6,13 @@ tokenizer and an image processor alone, and knows which tokens count in the loss
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ from ttmem.vision.grids import read_grids
 from ttmem.vision.installation import check
 
 INSTALL = "pip install 'ttmem[vision]'"
+BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error)
+"""What pillow raises for files that are damaged, or that are no pictures."""
 
 
 @dataclass
@@ -39,6 +43,7 @@ class ImageTextEncoder:
     """Makes `ImageText` for a model: its placeholders, as many as the merge size says, in its tokenizer's ids.
 
     image_processor: the model's, with its merge size set. Raises VisionError where it disagrees with the model.
+    An answer ends with the tokenizer's end-of-text token, so that a model learns to stop.
     """
 
     def __init__(self, model: Any, tokenizer: Any, image_processor: Any) -> None:
@@ -46,15 +51,42 @@ class ImageTextEncoder:
         self.config, self.tokenizer, self.image_processor = model.config, tokenizer, image_processor
 
     def __call__(self, image: Any, question: str, answer: str | None = None) -> ImageText:
-        """image: a PIL image or array. Without an answer, the text is what `generate` goes on from."""
-        found = self.image_processor(images=[image], return_tensors="pt")
-        grid = read_grids(found["image_grid_thw"], self.merge_size)[0]
+        """image: a PIL image, or an array or tensor with values from 0 to 255, [H, W] in grey or with channels.
+
+        Without an answer, the text is what `generate` goes on from. Raises VisionError for what is not one picture,
+        and for an answer where the tokenizer has no token to end it.
+        """
+        pixels, grid = self.patches(image)
         text = TokenSequence()
         text.read(self.prompt(question, grid))
         if answer is not None:
-            ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+            ids = self.answer(answer)
             text.predict(ids, [1.0] * len(ids))
-        return ImageText(found["pixel_values"], grid, text)
+        return ImageText(pixels, grid, text)
+
+    def patches(self, image: Any) -> tuple[Tensor, tuple[int, int, int]]:
+        """[N, values per patch] of one picture, and its grid."""
+        try:
+            found = self.image_processor(images=[_with_channels(image)], return_tensors="pt")
+        except (ValueError, TypeError, ArithmeticError, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise VisionError(
+                f"the image processor takes no {_described(image)} ({reason}). Hand in one picture: a PIL image, or an "
+                "array [H, W], [H, W, 3] or [3, H, W] with values from 0 to 255."
+            ) from error
+        grids = read_grids(found["image_grid_thw"], self.merge_size)
+        if len(grids) != 1:
+            raise VisionError(f"{_described(image)} is {len(grids)} pictures; hand in one at a time.")
+        return found["pixel_values"], grids[0]
+
+    def answer(self, text: str) -> list[int]:
+        """Token ids of an answer with its end."""
+        if self.tokenizer.eos_token_id is None:
+            raise VisionError(
+                "the tokenizer has no end-of-text token (eos_token is None), so that an answer has no end to learn. "
+                "Set it to the model's: tokenizer.eos_token = ..."
+            )
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
 
     def prompt(self, question: str, grid: tuple[int, int, int]) -> list[int]:
         """Token ids up to the answer: in the tokenizer's chat template where it has one."""
@@ -78,6 +110,20 @@ class ImageTextEncoder:
         return ids[:place] + [config.image_token_id] * tokens + ids[place + 1 :]
 
 
+def _with_channels(image: Any) -> Any:
+    """A grey picture [H, W] as [3, H, W], which image processors want; anything else as it is."""
+    if isinstance(image, Tensor) and image.dim() == 2:
+        return image.expand(3, -1, -1)
+    if isinstance(image, np.ndarray) and image.ndim == 2:
+        return np.broadcast_to(image, (3, *image.shape))
+    return image
+
+
+def _described(image: Any) -> str:
+    shape = getattr(image, "shape", None)
+    return type(image).__name__ if shape is None else f"{type(image).__name__} {list(shape)}"
+
+
 @dataclass
 class ImageTextBatch:
     """B examples, padded on the right. inputs: what the model takes. weights [B, L]: what counts in the loss."""
@@ -87,7 +133,14 @@ class ImageTextBatch:
 
 
 def collate(examples: Sequence[ImageText], config: Any, pad_id: int) -> ImageTextBatch:
-    """Examples as one batch for a model with this config."""
+    """Examples as one batch for a model with this config. Raises VisionError for no examples, and for no pad_id."""
+    if not examples:
+        raise VisionError("there are no examples to make a batch of; hand in at least one.")
+    if pad_id is None:
+        raise VisionError(
+            "pad_id is None: the tokenizer has no padding token. Padding is not looked at, so any token will do but a "
+            "picture's: hand in tokenizer.eos_token_id."
+        )
     batch = pad([example.text for example in examples], pad_id)
     inputs = {
         "input_ids": batch.ids,
@@ -99,7 +152,15 @@ def collate(examples: Sequence[ImageText], config: Any, pad_id: int) -> ImageTex
 
 
 def predict(model: Any, batch: ImageTextBatch) -> Predictions:
-    """Run a Qwen3-VL; logits are computed only for tokens that count."""
+    """Run a Qwen3-VL; logits are computed only for tokens that count.
+
+    Raises VisionError for a batch in which none does: its loss would be a mean over nothing, NaN.
+    """
+    if not bool((batch.weights[:, 1:] > 0).any()):
+        raise VisionError(
+            f"no token of this batch of {len(batch.weights)} counts in the loss. Give the ImageTextEncoder an answer "
+            "to at least one of its questions; to let a model go on from questions alone, call generate."
+        )
     device = model.get_output_embeddings().weight.device
     inputs = {name: value.to(device) for name, value in batch.inputs.items()}
     hidden = model.model(**inputs, use_cache=False).last_hidden_state[:, :-1]
@@ -110,7 +171,7 @@ def predict(model: Any, batch: ImageTextBatch) -> Predictions:
 
 
 def load_image(path: str | PathLike[str]) -> Any:
-    """A picture in RGB. Raises VisionError where pillow is missing or the file is no picture."""
+    """A picture in RGB. Raises VisionError where pillow is missing, and for a file that is no picture or a huge one."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -118,7 +179,11 @@ def load_image(path: str | PathLike[str]) -> Any:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except OSError as error:
+    except Image.DecompressionBombError as error:
+        raise VisionError(
+            f"{path}: too large to be read safely ({error}). Make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS."
+        ) from error
+    except BROKEN as error:
         raise VisionError(f"{path}: cannot be read as a picture ({error})") from error
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from ttmem.errors import VisionError
 from ttmem.vision.grids import MergeGrids
 from ttmem.vision.mergers import GroupMerger
-from ttmem.vision.settings import BLOCK, MergerSettings, settings_of
+from ttmem.vision.settings import BLOCK, MergerSettings, require_settings, settings_of
 
 PROCESSORS = ("image_processor", "video_processor")
 
@@ -33,6 +33,8 @@ class Installation:
     settings: MergerSettings
     parameters: int
     """Of the new mergers together."""
+    final: bool = False
+    """True where the model came with these mergers: its checkpoint has none of its own to go back to."""
     _undo: list[tuple[Any, str, Any]] = field(default_factory=list, repr=False)
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
@@ -45,7 +47,23 @@ class Installation:
         )
 
     def uninstall(self) -> None:
-        """Put back everything as it was: mergers, merge sizes, config and processor, and no hooks."""
+        """Put back everything as it was: mergers, merge sizes, config and processor, and no hooks.
+
+        The old mergers were out of the model meanwhile; they get its device, dtype and mode of now. Raises VisionError
+        for a model that was loaded with these mergers, and leaves it as it is.
+        """
+        if self.final:
+            raise VisionError(
+                f"this model was loaded from a checkpoint with mergers of ttmem, so that its {self.settings.kind} "
+                "mergers have replaced none to go back to. Keep them, load a checkpoint with the model's own mergers, "
+                "or load this one with new mergers: ttmem.vision.load(path, settings, reinitialise=True)."
+            )
+        if self._undo:
+            self.put_back()
+            _follow(_visual(self.model))
+
+    def put_back(self) -> None:
+        """What `uninstall` does, whatever state the old mergers are in: for who replaces them at once."""
         for hook in self._hooks:
             hook.remove()
         for owner, name, value in reversed(self._undo):
@@ -69,10 +87,11 @@ def install(model: nn.Module, settings: MergerSettings, processor: Any = None, *
     The new mergers are untrained, also where a checkpoint's weights would fit. What they replaced is kept in the
     installation until that is dropped. A model saved with `save_pretrained` comes back with `ttmem.vision.load`.
 
-    Raises VisionError for a model without such mergers, one that has mergers installed, and a processor that does not
-    fit its patches.
+    Raises VisionError for a model without such mergers, one that has mergers installed, settings that are none, and a
+    processor that does not fit its patches.
     """
     visual = _visual(model)
+    require_settings(settings)
     if getattr(visual.config, BLOCK, None) is not None:
         raise VisionError(
             "this model has mergers of ttmem. Call uninstall() of their installation first, or load the model with "
@@ -132,6 +151,13 @@ def _build(visual: Any, settings: MergerSettings, grids: MergeGrids, seed: int) 
     return [merger.to(weight.device, weight.dtype) for merger in mergers]
 
 
+def _follow(visual: Any) -> None:
+    """Mergers that come back to a vision model, to where it was moved and what it was cast to."""
+    weight = visual.patch_embed.proj.weight
+    for part in (visual.merger, visual.deepstack_merger_list):
+        part.to(weight.device, weight.dtype).train(visual.training)
+
+
 def _visual(model: Any) -> Any:
     """The vision model. Raises VisionError for a model that has none with patch mergers."""
     visual = getattr(getattr(model, "model", model), "visual", None)
@@ -167,8 +193,9 @@ def _processors(processor: Any) -> Iterator[tuple[str, Any]]:
 def _check_patch_size(visual: Any, parts: list[tuple[str, Any]]) -> None:
     for name, part in parts:
         for size in ("patch_size", "temporal_patch_size"):
-            if getattr(part, size) != getattr(visual.config, size):
+            found, wanted = getattr(part, size, None), getattr(visual.config, size)
+            if found != wanted:
                 raise VisionError(
-                    f"the {name} has {size} {getattr(part, size)}, the model {getattr(visual.config, size)}: this is "
-                    "another model's processor."
+                    f"the {name} has {'no ' + size if found is None else f'{size} {found}'}, the model {wanted}: this "
+                    "is another model's processor. Hand in the one of this model."
                 )

@@ -25,7 +25,7 @@ class GroupMerger(nn.Module):
     the regression's targets are made of; hence "after".
 
     The layers are named as in Qwen3-VL's own mergers. Their shapes differ, so that loading such weights into a model
-    with other mergers is an error and not a silent loss.
+    with other mergers is an error and not a silent loss. Only with groups of one patch and hidden=d are they the same.
     """
 
     def __init__(self, settings: MergerSettings, dim: int, out: int, grids: MergeGrids) -> None:
@@ -66,6 +66,7 @@ def _regression(settings: MergerSettings, dim: int) -> TTRCompressor:
         strength=settings.strength,
         initial_strength=settings.initial_strength,
         floor=settings.floor,
+        normalize_keys=settings.normalize_keys,
     )
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, Qwen3VLForConditionalGeneration
 
 from ttmem.errors import VisionError
 from ttmem.vision.installation import check, install
-from ttmem.vision.settings import BLOCK, MergerSettings, settings_of
+from ttmem.vision.settings import BLOCK, MergerSettings, require_settings, settings_of
+
+UNREADABLE = (
+    OSError,
+    EOFError,
+    LookupError,
+    json.JSONDecodeError,
+    UnicodeDecodeError,
+    pickle.PickleError,
+    SafetensorError,
+)
+"""What transformers raises for weights that are missing or damaged, files and their index."""
 
 
 class Qwen3VLWithMergers(Qwen3VLForConditionalGeneration):
@@ -23,6 +37,7 @@ class Qwen3VLWithMergers(Qwen3VLForConditionalGeneration):
         super().__init__(config)
         delattr(config.vision_config, BLOCK)
         self.installation = install(self, settings)
+        self.installation.final = True
 
 
 def load(
@@ -41,16 +56,18 @@ def load(
     by `reinitialise=True`. processor: checked against the model, or set where mergers are new.
     options: of transformers' `from_pretrained`, such as dtype and device_map.
 
+    The model's `installation` tells what it has. It can be uninstalled only where the checkpoint has its model's own
+    mergers.
+
     Raises VisionError for a folder without a Qwen3-VL, one with its model's own mergers and no settings, settings that
-    differ from the checkpoint's without `reinitialise`, weights that are missing, and a processor that disagrees.
+    differ from the checkpoint's without `reinitialise`, weights that are missing, damaged or of other shapes than the
+    config says, and a processor that disagrees.
     """
-    if not (Path(path) / "config.json").is_file():
-        raise VisionError(f"{path}: there is no model in this folder (no config.json)")
-    config = AutoConfig.from_pretrained(path)
-    if config.model_type != "qwen3_vl":
-        raise VisionError(f"{path}: a model of type {config.model_type!r}; mergers are for 'qwen3_vl'")
+    if settings is not None:
+        require_settings(settings)
+    config = _config(path)
     saved = settings_of(config.vision_config)
-    wanted = settings or saved
+    wanted = settings if settings is not None else saved
     if wanted is None:
         raise VisionError(
             f"{path} has its model's own mergers, none of ttmem. Load it with transformers, or name settings and "
@@ -67,14 +84,47 @@ def load(
         check(model, processor)
         return model
     if saved is not None:
-        model.installation.uninstall()
+        model.installation.put_back()
     model.installation = install(model, wanted, processor, seed=seed)
+    model.installation.final = saved is not None
     return model
 
 
+def _config(path: str | PathLike[str]) -> Any:
+    """The config of a folder with a Qwen3-VL."""
+    if not (Path(path) / "config.json").is_file():
+        raise VisionError(f"{path}: there is no model in this folder (no config.json)")
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except Exception as error:  # of many kinds, for what is no JSON and for fields of other types
+        raise VisionError(
+            f"{path}: its config.json cannot be read ({error}). Mend it, or copy the model's folder again."
+        ) from error
+    if config.model_type != "qwen3_vl":
+        raise VisionError(f"{path}: a model of type {config.model_type!r}; mergers are for 'qwen3_vl'")
+    return config
+
+
 def _read(path: str | PathLike[str], network: Any, options: dict[str, Any]) -> Any:
-    model, report = network.from_pretrained(path, output_loading_info=True, **options)
-    wrong = sorted({*map(str, report["missing_keys"]), *map(str, report["unexpected_keys"])})
-    if wrong or report["mismatched_keys"]:
-        raise VisionError(f"{path}: weights do not fit the config: {', '.join(wrong[:5]) or report['mismatched_keys']}")
+    """The model, if all its weights are there and no others, in the shapes that its config says."""
+    options = {**options, "ignore_mismatched_sizes": True}  # they are refused below, by name
+    try:
+        model, report = network.from_pretrained(path, output_loading_info=True, **options)
+    except (*UNREADABLE, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise  # no matter of the files, such as too little memory
+        reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__
+        raise VisionError(
+            f"{path}: its weights cannot be read ({reason}). A file is missing or damaged: copy the folder again, or "
+            "write it again with save_pretrained."
+        ) from error
+    wrong = [f"{name} is missing" for name in report["missing_keys"]]
+    wrong += [f"{name} has no place" for name in report["unexpected_keys"]]
+    wrong += [f"{name} is {list(found)} instead of {list(size)}" for name, found, size in report["mismatched_keys"]]
+    if wrong:
+        raise VisionError(
+            f"{path}: its weights do not fit its config: {', '.join(sorted(wrong)[:5])}"
+            f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Put the config back to what the weights were "
+            f"trained with ({BLOCK!r} in its vision_config for mergers), or copy the folder again."
+        )
     return model

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
+
+import torch
 
 from ttmem.errors import VisionError
 from ttmem.regression.reference import FLOOR
 
 Kind = Literal["mlp", "mean", "attention", "concat", "ttr", "ttr-conv"]
 KINDS: tuple[Kind, ...] = ("mlp", "mean", "attention", "concat", "ttr", "ttr-conv")
+
+LARGEST = torch.finfo(torch.float32).max
+"""What a penalty can be: beyond it, weights in fp32 are infinite."""
 
 BLOCK = "ttmem_merger"
 """Key of the block in the vision config. A checkpoint without it has its model's own mergers."""
@@ -32,26 +37,39 @@ class MergerSettings:
     """Width between the two layers. None: 4 d, whatever the merge size. "mlp" has T d, and takes None."""
     kernel_size: int = 3
     """Taps of "ttr-conv" per direction, odd."""
-    strength: Literal["diagonal", "scalar"] = "diagonal"
-    """A learned penalty per channel, or one for all; see `TTRCompressor`."""
+    strength: Literal["diagonal", "scalar"] | float = "diagonal"
+    """A learned penalty per channel, one for all, or a number: a fixed one; see `TTRCompressor`."""
     initial_strength: float = 1e-2
     floor: float = FLOOR
+    normalize_keys: bool = True
+    """Off: the ablation, which collapses."""
 
     def __post_init__(self) -> None:
-        """Raise VisionError for a value outside its range."""
-        self._require("kind", self.kind in KINDS, f"one of {', '.join(KINDS)}")
+        """Raise VisionError for a value outside its range or of another type: what a JSON block may hold as well."""
+        self._require("kind", _is_among(self.kind, KINDS), f"one of {', '.join(KINDS)}")
         for name in ("merge_size", "kernel_size"):
-            value = getattr(self, name)
-            self._require(name, type(value) is int and value >= 1, "a whole number of at least 1")
+            self._require(name, _is_count(getattr(self, name)), "a whole number of at least 1")
         self._require("kernel_size", self.kernel_size % 2 == 1, "odd")
-        self._require("norm", self.norm in (None, "before", "after"), "'before', 'after' or None")
-        self._require("hidden", self.hidden is None or self.hidden >= 1, "at least 1, or None")
-        self._require("strength", self.strength in ("diagonal", "scalar"), "'diagonal' or 'scalar'")
-        self._require("initial_strength", self.initial_strength > 0, "above 0")
-        self._require("floor", self.floor >= FLOOR, f"at least {FLOOR}")
+        norm_fits = self.norm is None or _is_among(self.norm, ("before", "after"))
+        self._require("norm", norm_fits, "'before', 'after' or None")
+        self._require("hidden", self.hidden is None or _is_count(self.hidden), "a whole number of at least 1, or None")
+        self._check_penalty()
+        self._require("normalize_keys", isinstance(self.normalize_keys, bool), "True or False")
         if self.kind == "mlp":
             self._require("norm", self.norm is None, "None with kind 'mlp', which is the model's own merger")
             self._require("hidden", self.hidden is None, "None with kind 'mlp', which is the model's own merger")
+
+    def _check_penalty(self) -> None:
+        floor_fits = _is_number(self.floor) and FLOOR <= self.floor <= LARGEST
+        self._require("floor", floor_fits, f"a number from {FLOOR} to {LARGEST:.2g}")
+        start_fits = _is_number(self.initial_strength) and 0 < self.initial_strength <= LARGEST
+        self._require("initial_strength", start_fits, f"a number above 0, up to {LARGEST:.2g}")
+        fixed = _is_number(self.strength) and self.floor < self.strength <= LARGEST
+        self._require(
+            "strength",
+            fixed or _is_among(self.strength, ("diagonal", "scalar")),
+            f"'diagonal', 'scalar', or a number above the floor of {self.floor}, up to {LARGEST:.2g}",
+        )
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -65,6 +83,28 @@ class MergerSettings:
     def block(self) -> dict[str, Any]:
         """The settings as JSON."""
         return asdict(self)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """True and False are numbers to Python, and nobody means them as such."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_among(value: Any, names: tuple[str, ...]) -> bool:
+    return isinstance(value, str) and value in names
+
+
+def require_settings(settings: Any) -> None:
+    """Raise VisionError for what is no `MergerSettings`, such as the name of a kind, or a config's block."""
+    if not isinstance(settings, MergerSettings):
+        raise VisionError(
+            f"the merger's settings are {settings!r}; they must be a MergerSettings, such as "
+            "ttmem.vision.MergerSettings('ttr-conv', merge_size=3)."
+        )
 
 
 def settings_of(vision_config: Any) -> MergerSettings | None:

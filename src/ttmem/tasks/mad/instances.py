@@ -79,6 +79,8 @@ def fuzzy(setting: MadSetting, rng: Generator, training: bool) -> Instance:
     """
     symbols, padding = setting.vocabulary - 1 - setting.noise_vocabulary, setting.vocabulary - 1
     key_symbols, value_symbols = _halves(symbols)
+    if setting.noise_vocabulary < 0:
+        raise TaskError(f"MAD's noise_vocabulary is {setting.noise_vocabulary}; it must be at least 0.")
     longest = setting.key_tokens + setting.value_tokens
     many = setting.length // 2 + 1
     (asked, *keys) = _motifs(key_symbols, setting.key_tokens, not training, many, rng)
@@ -158,6 +160,8 @@ def check(setting: MadSetting) -> None:
     for name in ("train_examples", "test_examples", "key_tokens", "value_tokens"):
         if getattr(setting, name) < 1:
             raise TaskError(f"MAD's {name} is {getattr(setting, name)}; it must be at least 1.")
+    if setting.noise_vocabulary < 0:
+        raise TaskError(f"MAD's noise_vocabulary is {setting.noise_vocabulary}; it must be at least 0.")
     longest = setting.key_tokens + setting.value_tokens
     special = {"recall": 0, "noisy": 0, "fuzzy": 1, "memorisation": 1, "compression": 1, "copying": 2}[setting.task]
     symbols = setting.vocabulary - special - setting.noise_vocabulary

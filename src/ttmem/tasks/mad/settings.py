@@ -13,7 +13,8 @@ from ttmem.errors import TaskError
 class MadSetting:
     """One task at one difficulty.
 
-    vocabulary: all token ids, special ones and noise included. length: tokens of a sequence as the model sees it.
+    vocabulary: all token ids, special ones and noise included. length: tokens of a sequence; a model is given all of
+    them, but for the last one in recall and noisy recall, which is a target only.
     noise: part of the key-value pairs that are noise instead, from `noise_vocabulary` symbols of its own.
     copies: tokens to copy. key_tokens, value_tokens: the longest keys and values of fuzzy recall.
     """
