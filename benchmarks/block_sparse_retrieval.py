@@ -55,6 +55,12 @@ def model_changes(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return changes
 
 
+def told(config: BlockSparseConfig) -> dict[str, Any]:
+    """What differs from the defaults, so that a new field of the configuration leaves finished runs what they are."""
+    defaults = BlockSparseConfig().to_dict()
+    return {name: value for name, value in config.to_dict().items() if value != defaults.get(name)}
+
+
 def run_one(
     system: str, seed: int, recipe: Recipe, settings: TrainSettings, arguments: argparse.Namespace
 ) -> dict[str, Any]:
@@ -63,7 +69,7 @@ def run_one(
     run = {
         "training": asdict(settings),
         "seed": seed,
-        "model": network.config.to_diff_dict(),
+        "model": told(network.config),
         "length": recipe.length,
         "batch": recipe.batch,
         "shortest": recipe.shortest,
