@@ -109,6 +109,7 @@ def test_no_body_is_a_fault(server: Server, case: tuple[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # minutes of requests, on a busy machine more than one test is given
 @settings(max_examples=10_000)
 @given(case=bodies())
 def test_none_of_thousands_of_bodies_is_a_fault(server: Server, case: tuple[str, Any]) -> None:
