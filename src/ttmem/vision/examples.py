@@ -111,7 +111,9 @@ class ImageTextEncoder:
 
 
 def _with_channels(image: Any) -> Any:
-    """A grey picture [H, W] as [3, H, W], which image processors want; anything else as it is."""
+    """A grey picture [H, W], [1, H, W] or [H, W, 1] as [3, H, W], which image processors want; all else as it is."""
+    if isinstance(image, Tensor | np.ndarray) and image.ndim == 3 and 1 in (image.shape[0], image.shape[2]):
+        image = image[0] if image.shape[0] == 1 else image[..., 0]
     if isinstance(image, Tensor) and image.dim() == 2:
         return image.expand(3, -1, -1)
     if isinstance(image, np.ndarray) and image.ndim == 2:
