@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import field_of, keep, record
+from common import differences, field_of, keep, record, run_script
 from rich.console import Console
 from train_block_sparse import build, evaluate
 from training_run import add_settings, changed
@@ -55,12 +55,6 @@ def model_changes(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return changes
 
 
-def told(config: BlockSparseConfig) -> dict[str, Any]:
-    """What differs from the defaults, so that a new field of the configuration leaves finished runs what they are."""
-    defaults = BlockSparseConfig().to_dict()
-    return {name: value for name, value in config.to_dict().items() if value != defaults.get(name)}
-
-
 def run_one(
     system: str, seed: int, recipe: Recipe, settings: TrainSettings, arguments: argparse.Namespace
 ) -> dict[str, Any]:
@@ -69,7 +63,7 @@ def run_one(
     run = {
         "training": asdict(settings),
         "seed": seed,
-        "model": told(network.config),
+        "model": differences(network.config),
         "length": recipe.length,
         "batch": recipe.batch,
         "shortest": recipe.shortest,
@@ -176,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -68,6 +68,12 @@ def keep(found: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
+def differences(config: Any) -> dict[str, Any]:
+    """Of a model's configuration from its class's defaults: a new field leaves finished runs what they are."""
+    defaults = type(config)().to_dict()
+    return {name: value for name, value in config.to_dict().items() if value != defaults.get(name)}
+
+
 PYTHONS = {"True": True, "False": False, "None": None}
 """Values as Python writes them, beside JSON."""
 

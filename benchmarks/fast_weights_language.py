@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from books import king_james
-from common import at_least, field_of, keep, record, run_script
+from common import at_least, differences, field_of, keep, record, run_script
 
 from ttmem.evaluation.perplexity import block_losses, check_blocks
 from ttmem.fast_weights import TTCDConfig, TTCDForCausalLM
@@ -61,7 +61,7 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
     identity = {
         "system": system,
         "seed": seed,
-        "model": config.to_diff_dict(),
+        "model": differences(config),
         "training": asdict(settings),
         "length": arguments.length,
         "batch": arguments.batch,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import field_of, keep, record
+from common import field_of, keep, record, run_script
 from torch import Tensor, nn
 
 from ttmem.evaluation.mad import run_setting
@@ -187,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -20,8 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import field_of
-from training_run import Recorded, add_options, changed, checkpoint_gradients, run_training, show, token_objective
+from common import field_of, run_script
+from training_run import (
+    Recorded,
+    add_options,
+    changed,
+    checkpoint_gradients,
+    run_training,
+    show,
+    token_identity,
+    token_objective,
+)
 
 from ttmem.block_sparse import BlockSparseConfig, BlockSparseForCausalLM
 from ttmem.block_sparse.objectives import RetrievalObjective
@@ -95,7 +104,7 @@ def run(arguments: argparse.Namespace, world: World) -> None:
         "length": recipe.length,
         "batch": recipe.batch,
         "shortest": recipe.shortest,
-        "tokens": None if arguments.tokens is None else arguments.tokens.name,
+        "tokens": token_identity(arguments, objective),
     }
     figures = run_training(network, objective, settings, identity, arguments, world)
     if figures is None:
@@ -106,4 +115,4 @@ def run(arguments: argparse.Namespace, world: World) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -25,13 +25,12 @@ from typing import Any
 
 import torch
 from common import field_of, run_script
-from training_run import add_options, changed, checkpoint_gradients, run_training, show, token_objective
+from training_run import add_options, changed, checkpoint_gradients, run_training, show, token_identity, token_objective
 from transformers import PreTrainedModel
 
 from ttmem.fast_weights import TTCDConfig, state_bytes
 from ttmem.fast_weights.counting import training_plan
 from ttmem.fast_weights.recipes import RECIPES, SYSTEMS, Recipe, build, load_base, outlined
-from ttmem.training.language import fingerprint_tokens
 from ttmem.training.parallel import World, start_world
 
 
@@ -73,7 +72,7 @@ def run(recipe: Recipe, arguments: argparse.Namespace, world: World) -> None:
         "length": recipe.length,
         "batch": recipe.batch,
         "separator": arguments.separator,
-        "tokens": {"name": arguments.tokens.name, "fingerprint": fingerprint_tokens(objective.tokens)},
+        "tokens": token_identity(arguments, objective),
     }
     figures = run_training(network, objective, recipe.training, identity, arguments, world)
     if figures is None:

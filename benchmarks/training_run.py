@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ttmem.progress import ConsoleProgress
 from ttmem.training.checkpoints import load_state, save_state
-from ttmem.training.language import NextToken, TokenObjective, read_tokens
+from ttmem.training.language import NextToken, TokenObjective, fingerprint_tokens, read_tokens
 from ttmem.training.loop import Objective, TrainSettings, TrainState, train
 from ttmem.training.metrics import MetricsFile
 from ttmem.training.parallel import KINDS, World, parallelize, whole_state
@@ -92,6 +92,13 @@ def token_objective(
         dtype=torch.float32 if arguments.parallel == "fsdp" else dtype,
         world=world,
     )
+
+
+def token_identity(arguments: argparse.Namespace, objective: Objective) -> dict[str, str] | None:
+    """What a run's state tells of its token file; none where it learns something else."""
+    if not isinstance(objective, TokenObjective):
+        return None
+    return {"name": arguments.tokens.name, "fingerprint": fingerprint_tokens(objective.tokens)}
 
 
 def run_training(

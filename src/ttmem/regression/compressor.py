@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ttmem.checks import is_count, is_number
 from ttmem.errors import BlockError
 from ttmem.regression.convolution import Neighbours, convolved_targets, grid_neighbours, line_neighbours
 from ttmem.regression.operator import Engine, Form, check_choice, check_inputs, ttr_compress
@@ -104,7 +105,6 @@ class TTRCompressor(nn.Module):
         """
         if x.dim() and x.shape[-1] != self.dim:
             raise BlockError(f"this compressor is for tokens of width {self.dim}, not for {list(x.shape)}.")
-        check_inputs(x, self.a, self.rho, None, mask, self.floor)
         return ttr_compress(
             x,
             self.a,
@@ -123,6 +123,7 @@ class TTRCompressor(nn.Module):
             if neighbours is not None:
                 raise BlockError("neighbours are for a compressor with conv='1d' or '2d'; this one has none.")
             return None
+        check_inputs(x, self.a, self.rho, None, mask, self.floor)
         if x.numel() == 0:
             return None
         if neighbours is None:
@@ -146,14 +147,6 @@ class TTRCompressor(nn.Module):
     def extra_repr(self) -> str:
         conv = f", conv={self.conv!r}, kernel_size={self.kernel_size}" if self.conv else ""
         return f"{self.dim}{conv}, strength={self.strength!r}, floor={self.floor}"
-
-
-def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def inverse_softplus(value: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ttmem.checks import is_number
 from ttmem.memory import Memory
 from ttmem.memory.layer import WindowMemory
 
@@ -81,9 +82,7 @@ def roles(memory: Memory) -> dict[str, int] | None:
 
 
 def _number(value: Any) -> float | int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+    return value if is_number(value) and math.isfinite(value) else None
 
 
 def _text(value: Any) -> str:

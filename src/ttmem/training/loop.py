@@ -141,8 +141,9 @@ def train(
                 group["lr"] = settings.lr * factor
             loss = objective.loss(step)
             loss.backward()
-            norm = whole(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip))
-            _require_finite(step + 1, {"loss": loss.item(), "norm of the gradient": norm.item()})
+            norm = whole(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)).item()
+            if not math.isfinite(norm):  # as it is where the loss is not, and on all processes alike
+                raise _not_finite(step + 1, norm, loss.item())
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -150,20 +151,19 @@ def train(
             seconds = earlier + time.perf_counter() - start
             done = settings.done(step, seconds)
             if report is not None and (step % settings.report_every == 0 or done >= 1.0):
-                report(Metrics(step, loss.item(), settings.lr * factor, norm.item(), seconds))
+                report(Metrics(step, loss.item(), settings.lr * factor, norm, seconds))
             if checkpoint is not None and step % settings.checkpoint_every == 0 and done < 1.0:
                 checkpoint(_state(step, seconds, parameters, optimizers, objective))
     return _state(step, earlier + time.perf_counter() - start, parameters, optimizers, objective)
 
 
-def _require_finite(step: int, figures: dict[str, float]) -> None:
+def _not_finite(step: int, norm: float, loss: float) -> BudgetError:
     """Nothing learns from NaN, and every later step would be NaN too."""
-    for name, value in figures.items():
-        if not math.isfinite(value):
-            raise BudgetError(
-                f"the {name} is {value} at step {step}: the training stops here, and what was saved before can be gone "
-                "on from; try a lower learning rate, more warmup or float32, and look at the data of this step"
-            )
+    return BudgetError(
+        f"the gradient's norm is {norm}, with a loss of {loss}, at step {step}: the training stops here, and what was "
+        "saved before can be gone on from; try a lower learning rate, more warmup or float32, and look at the data of "
+        "this step"
+    )
 
 
 def _state(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,7 @@ from ttmem.errors import VisionError
 from ttmem.vision.installation import check, install
 from ttmem.vision.settings import BLOCK, MergerSettings, require_settings, settings_of
 
-UNREADABLE = (
-    OSError,
-    EOFError,
-    LookupError,
-    json.JSONDecodeError,
-    UnicodeDecodeError,
-    pickle.PickleError,
-    SafetensorError,
-)
+UNREADABLE = (OSError, LookupError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError)
 """What transformers raises for weights that are missing or damaged, files and their index."""
 
 
@@ -107,12 +98,11 @@ def _config(path: str | PathLike[str]) -> Any:
 
 def _read(path: str | PathLike[str], network: Any, options: dict[str, Any]) -> Any:
     """The model, if all its weights are there and no others, in the shapes that its config says."""
-    options = {**options, "ignore_mismatched_sizes": True}  # they are refused below, by name
+    # No pickles; and other sizes are refused below, by name.
+    options = {**options, "use_safetensors": True, "ignore_mismatched_sizes": True}
     try:
         model, report = network.from_pretrained(path, output_loading_info=True, **options)
-    except (*UNREADABLE, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
-            raise  # no matter of the files, such as too little memory
+    except UNREADABLE as error:
         reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__
         raise VisionError(
             f"{path}: its weights cannot be read ({reason}). A file is missing or damaged: copy the folder again, or "

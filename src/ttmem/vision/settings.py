@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
 
+from ttmem.checks import is_count, is_number
 from ttmem.errors import VisionError
 from ttmem.regression.reference import FLOOR
 
@@ -48,11 +49,11 @@ class MergerSettings:
         """Raise VisionError for a value outside its range or of another type: what a JSON block may hold as well."""
         self._require("kind", _is_among(self.kind, KINDS), f"one of {', '.join(KINDS)}")
         for name in ("merge_size", "kernel_size"):
-            self._require(name, _is_count(getattr(self, name)), "a whole number of at least 1")
+            self._require(name, is_count(getattr(self, name)), "a whole number of at least 1")
         self._require("kernel_size", self.kernel_size % 2 == 1, "odd")
         norm_fits = self.norm is None or _is_among(self.norm, ("before", "after"))
         self._require("norm", norm_fits, "'before', 'after' or None")
-        self._require("hidden", self.hidden is None or _is_count(self.hidden), "a whole number of at least 1, or None")
+        self._require("hidden", self.hidden is None or is_count(self.hidden), "a whole number of at least 1, or None")
         self._check_penalty()
         self._require("normalize_keys", isinstance(self.normalize_keys, bool), "True or False")
         if self.kind == "mlp":
@@ -60,11 +61,11 @@ class MergerSettings:
             self._require("hidden", self.hidden is None, "None with kind 'mlp', which is the model's own merger")
 
     def _check_penalty(self) -> None:
-        floor_fits = _is_number(self.floor) and FLOOR <= self.floor <= LARGEST
+        floor_fits = is_number(self.floor) and FLOOR <= self.floor <= LARGEST
         self._require("floor", floor_fits, f"a number from {FLOOR} to {LARGEST:.2g}")
-        start_fits = _is_number(self.initial_strength) and 0 < self.initial_strength <= LARGEST
+        start_fits = is_number(self.initial_strength) and 0 < self.initial_strength <= LARGEST
         self._require("initial_strength", start_fits, f"a number above 0, up to {LARGEST:.2g}")
-        fixed = _is_number(self.strength) and self.floor < self.strength <= LARGEST
+        fixed = is_number(self.strength) and self.floor < self.strength <= LARGEST
         self._require(
             "strength",
             fixed or _is_among(self.strength, ("diagonal", "scalar")),
@@ -83,15 +84,6 @@ class MergerSettings:
     def block(self) -> dict[str, Any]:
         """The settings as JSON."""
         return asdict(self)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """True and False are numbers to Python, and nobody means them as such."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_among(value: Any, names: tuple[str, ...]) -> bool:
