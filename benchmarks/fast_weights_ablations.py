@@ -73,17 +73,20 @@ def on_book(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def on_mad(arguments: argparse.Namespace) -> dict[str, Any]:
     """MAD's tasks, by name: accuracy, and points above the layer as it is."""
+    plan = [
+        (name, setting, replace(sweep, seed=seed, epochs=arguments.epochs or sweep.epochs), rate, changes)
+        for seed in arguments.seeds or [REDUCED.seed, REDUCED.seed + 1]
+        for setting in reduced(arguments.tasks)
+        for sweep in [reduced_sweep(setting)]
+        for name, changes in chosen(arguments, mad.LAYERS, mad.chunk_of(setting)).items()
+        for rate in sweep.rates
+    ]
     runs = []
-    for seed in arguments.seeds or [REDUCED.seed, REDUCED.seed + 1]:
-        for setting in reduced(arguments.tasks):
-            sweep = reduced_sweep(setting)
-            sweep = replace(sweep, epochs=arguments.epochs or sweep.epochs)
-            plan = chosen(arguments, mad.LAYERS, mad.chunk_of(setting))
-            for name, changes in plan.items():
-                options = with_changes(arguments, changes)
-                for rate in sweep.rates:
-                    one = mad.run_one("ttcd", setting, replace(sweep, seed=seed), rate, sweep.weight_decays[0], options)
-                    runs.append({**one, "system": name})
+    with ConsoleProgress().stage("ablations", len(plan)) as advance:
+        for name, setting, sweep, rate, changes in plan:
+            options = with_changes(arguments, changes)
+            runs.append({**mad.run_one("ttcd", setting, sweep, rate, sweep.weight_decays[0], options), "system": name})
+            advance(1)
     table = mad.scores(runs)
     for name, rows in table.items():
         for task, row in rows.items() if name != AS_IS else ():
@@ -109,9 +112,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the file of results")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    with ConsoleProgress().stage(f"ablations on {arguments.on}", 1) as advance:
-        figures = ON[arguments.on](arguments)
-        advance(1)
+    figures = ON[arguments.on](arguments)
     settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "name")}
     name = arguments.name or f"fast_weights_ablations_{arguments.on}"
     record(name, {"settings": settings, **figures})

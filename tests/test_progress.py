@@ -42,6 +42,22 @@ def test_bars_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "reading" in captured.err
 
 
+def test_without_a_terminal_there_are_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("ttmem.progress.time.perf_counter", lambda: now[0])
+    with ConsoleProgress(Console(file=out)).stage("training [bold]", 8) as advance:
+        for _ in range(8):
+            now[0] += 20.0
+            advance(1)
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert lines == [
+        "training [bold] 2/8 0:00:40 left 0:02:00",
+        "training [bold] 4/8 0:01:20 left 0:01:20",
+        "training [bold] 6/8 0:02:00 left 0:00:40",
+        "training [bold] 8/8 0:02:40",
+    ]
+
+
 def test_an_error_within_a_stage_passes_through() -> None:
     for progress in (Progress(), ConsoleProgress(Console(file=io.StringIO()))):
         with pytest.raises(KeyboardInterrupt), progress.stage("reading", 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import SupportsFloat
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 Advance = Callable[[int], None]
+LINE_EVERY = 30.0
+"""Seconds between two lines of a stage where there is no terminal."""
 
 
 class Progress:
@@ -41,7 +44,7 @@ class Progress:
 
 
 class ConsoleProgress(Progress):
-    """One bar per stage with its name, amount, time elapsed and time left."""
+    """One bar per stage with its name, amount, time elapsed and time left; in a log, a line with them now and then."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()
@@ -49,6 +52,35 @@ class ConsoleProgress(Progress):
 
     @contextmanager
     def show(self, name: str, total: int) -> Iterator[Advance]:
+        drawn = self.bars if self.console.is_terminal or self.console.is_jupyter else self.lines
+        with drawn(name, total) as advance:
+            yield advance
+
+    @contextmanager
+    def lines(self, name: str, total: int) -> Iterator[Advance]:
+        """Where bars cannot be drawn anew: one line every `LINE_EVERY` seconds, and one at the end."""
+        start = latest = time.perf_counter()
+        done = 0
+
+        def line(rest: str) -> None:
+            elapsed = timedelta(seconds=round(time.perf_counter() - start))
+            text = f"{name:<28} {done}/{total} {elapsed}{rest}"
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        def advance(units: int) -> None:
+            nonlocal done, latest
+            done += units
+            now = time.perf_counter()
+            if now - latest >= LINE_EVERY and 0 < done < total:
+                latest = now
+                line(f" left {timedelta(seconds=round((now - start) * (total - done) / done))}")
+
+        yield advance
+        done = total
+        line("")
+
+    @contextmanager
+    def bars(self, name: str, total: int) -> Iterator[Advance]:
         columns = (
             TextColumn("{task.description:<28}"),
             BarColumn(bar_width=24),
