@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import differences, field_of, keep, record, run_script
+from common import differences, field_of, record, run_script
+from kept_runs import keep
 from rich.console import Console
 from train_block_sparse import build, evaluate
 from training_run import add_settings, changed

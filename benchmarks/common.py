@@ -1,10 +1,9 @@
-"""What the benchmark scripts share: how a result is recorded, how a finished run is kept, and a model's options."""
+"""What the benchmark scripts share: how a result is recorded, and a model's options."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable
@@ -44,11 +43,20 @@ def model_label(name: str) -> str:
     return str(path.resolve().relative_to(ROOT)) if path.resolve().is_relative_to(ROOT) else path.name
 
 
+def command() -> str:
+    """The call of this script, without the folder that its runs are kept in."""
+    words = ["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--work" in words:
+        place = words.index("--work")
+        del words[place : place + 2]
+    return " ".join(["python", *words])
+
+
 def record(name: str, figures: Any, seed: int | None = None) -> None:
     """Write `results/<name>.json` with command, versions, machine, date and seed beside the figures; print it."""
     RESULTS.mkdir(exist_ok=True)
     result = {
-        "command": "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": machine(),
         "versions": versions(),
@@ -58,14 +66,6 @@ def record(name: str, figures: Any, seed: int | None = None) -> None:
     text = json.dumps(result, indent=1)
     (RESULTS / f"{name}.json").write_text(text + "\n")
     print(text)
-
-
-def keep(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Write what a finished run has found, whole or not at all, for the next call to read. Returns it."""
-    fresh = path.with_suffix(".partial")
-    fresh.write_text(json.dumps(found))
-    os.replace(fresh, path)
-    return found
 
 
 def differences(config: Any) -> dict[str, Any]:

@@ -7,23 +7,23 @@ plain is the model as it is, trained on; the others get four layers of fast weig
 full attention. The last twentieth of the book is held out. `before` is the model before any training, which is the same
 for plain and ttcd. before_yarn and plain_yarn are full attention with its positions stretched by YaRN, --yarn times,
 for contexts beyond the model's own length; they run when they are named. Finished systems are kept in --work, a
-training state now and then, and the same command goes on.
+training state now and then, and the same command goes on; --finished records them early, and --take-over goes on with
+a record.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import kept_runs
 import numpy as np
 import torch
 from books import king_james
-from common import at_least, keep, model_label, record, run_script
+from common import at_least, model_label, record, run_script
 from transformers import PreTrainedModel
 
 import ttmem
@@ -52,15 +52,18 @@ def build(system: str, arguments: argparse.Namespace) -> PreTrainedModel:
     return install(network, student_window=arguments.window, chunk_size=arguments.window, rule=system)
 
 
-def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run: dict[str, Any]) -> dict[str, Any]:
-    """Train and test one system, or read what an earlier call has found."""
+def run_one(
+    system: str, arguments: argparse.Namespace, tokens: np.ndarray, run: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Train and test one system, or read what an earlier call has found; None for one left to a later call."""
     if system in STRETCHED:
         run = {**run, "yarn": arguments.yarn}
     cut = int(len(tokens) * (1.0 - HELD_OUT))
     check_blocks(len(tokens) - cut, arguments.block, arguments.contexts, arguments.blocks)
-    done = arguments.work / f"{system}.json"
-    if done.exists() and json.loads(done.read_text())["run"] == run:
-        return json.loads(done.read_text())
+    done = kept_runs.path_of(arguments.work, system, run)
+    finished = kept_runs.finished(done)
+    if finished is not None or arguments.finished:
+        return finished
     torch.manual_seed(arguments.seed)
     network = build(system, arguments).train()
     settings = TrainSettings(
@@ -85,13 +88,12 @@ def run_one(system: str, arguments: argparse.Namespace, tokens: np.ndarray, run:
     end = train(dict(network.named_parameters()), objective, settings, ConsoleProgress(), earlier, checkpoint)
     losses = block_losses(network, tokens[cut:], arguments.block, arguments.contexts, arguments.blocks)
     found = {
-        "run": run,
         "system": system,
         "seconds": end.seconds,
         "training_losses": objective.losses,
         "losses": {str(context): row.tolist() for context, row in zip(arguments.contexts, losses, strict=True)},
     }
-    keep(found, done)
+    found = kept_runs.keep(found, done)
     state_path.unlink(missing_ok=True)
     return found
 
@@ -111,20 +113,21 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 7680])
     parser.add_argument("--yarn", type=float, default=8.0, metavar="FACTOR", help="of before_yarn and plain_yarn")
     parser.add_argument("--seed", type=at_least(0), default=0)
-    parser.add_argument("--work", type=Path, default=Path("continual_pretraining.work"))
-    parser.add_argument("--name", default="continual_pretraining", help="of the file of results")
+    kept_runs.add_options(parser, "continual_pretraining")
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    kept_runs.prepare(arguments)
     model = ttmem.load_model(arguments.model, dtype="float32")
     tokens = np.array(model.encode(king_james()), dtype=np.uint32)
-    run = {name: value for name, value in vars(arguments).items() if name not in ("work", "name", "systems", "yarn")}
+    own = (*kept_runs.OPTIONS, "systems", "yarn")
+    run = {name: value for name, value in vars(arguments).items() if name not in own}
     runs = [run_one(system, arguments, tokens, run) for system in arguments.systems]
+    runs = [one for one in runs if one is not None]
     figures = {
         "settings": {**run, "yarn": arguments.yarn, "model": model_label(model.name), "tokens": len(tokens)},
         "perplexity": {
             one["system"]: {c: math.exp(statistics.fmean(row)) for c, row in one["losses"].items()} for one in runs
         },
-        "runs": [{name: value for name, value in one.items() if name != "run"} for one in runs],
+        "runs": runs,
     }
     record(arguments.name, figures, arguments.seed)
 

@@ -7,7 +7,8 @@
 Model, data and training are those of `fast_weights_language.py` and of `mad.py`; an ablation is a change of the
 configuration. "inclusive_scan" is eq. 13 as printed: its tokens read what later tokens of their chunk write, so that
 its loss is no language model's. Figures are the perplexity behind each context, or the accuracy, with its difference
-from "as_is" seed by seed. Finished runs are kept in --work, and the same command goes on.
+from "as_is" seed by seed. Finished runs are kept in --work, and the same command goes on; --finished records them
+early, and --take-over goes on with a record.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import fast_weights_language as language
+import kept_runs
 import mad
 import numpy as np
 from books import king_james
@@ -63,11 +64,12 @@ def on_book(arguments: argparse.Namespace) -> dict[str, Any]:
     """Language models, by name and context: perplexity, and nats below the layer as it is."""
     book = np.frombuffer(king_james().encode(), dtype=np.uint8)
     plan = chosen(arguments, language.SHAPE["num_hidden_layers"], language.SHAPE["chunk_size"])
-    runs = [
-        {**language.run_one("ttcd", seed, with_changes(arguments, changes), book), "system": name, "set": changes}
-        for seed in arguments.seeds or [0, 1]
-        for name, changes in plan.items()
-    ]
+    runs = []
+    for seed in arguments.seeds or [0, 1]:
+        for name, changes in plan.items():
+            run = language.run_one("ttcd", seed, with_changes(arguments, changes), book)
+            if run is not None:
+                runs.append({**run, "system": name, "set": changes})
     return {"perplexity": language.table(runs, AS_IS), "runs": runs}
 
 
@@ -85,13 +87,17 @@ def on_mad(arguments: argparse.Namespace) -> dict[str, Any]:
     with ConsoleProgress().stage("ablations", len(plan)) as advance:
         for name, setting, sweep, rate, changes in plan:
             options = with_changes(arguments, changes)
-            runs.append({**mad.run_one("ttcd", setting, sweep, rate, sweep.weight_decays[0], options), "system": name})
+            run = mad.run_one("ttcd", setting, sweep, rate, sweep.weight_decays[0], options)
+            if run is not None:
+                runs.append({**run, "system": name})
             advance(1)
     table = mad.scores(runs)
     for name, rows in table.items():
         for task, row in rows.items() if name != AS_IS else ():
-            pairs = zip(row["by_seed"], table[AS_IS][task]["by_seed"], strict=True)
-            row["above_as_is"] = [own - reference for own, reference in pairs]
+            of_reference = table.get(AS_IS, {}).get(task, {"seeds": [], "by_seed": []})
+            reference = dict(zip(of_reference["seeds"], of_reference["by_seed"], strict=True))
+            by_seed = zip(row["seeds"], row["by_seed"], strict=True)
+            row["above_as_is"] = [own - reference[seed] for seed, own in by_seed if seed in reference]
     return {"scores": table, "runs": runs}
 
 
@@ -108,14 +114,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="of MAD")
     parser.add_argument("--width", type=int, default=64, help="of MAD's models")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, default=Path("fast_weights_ablations.work"), help="finished runs, states")
-    parser.add_argument("--name", help="of the file of results")
+    kept_runs.add_options(parser, "fast_weights_ablations")
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    if arguments.name == parser.get_default("name"):
+        arguments.name += f"_{arguments.on}"
+    kept_runs.prepare(arguments)
     figures = ON[arguments.on](arguments)
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "name")}
-    name = arguments.name or f"fast_weights_ablations_{arguments.on}"
-    record(name, {"settings": settings, **figures})
+    settings = {name: value for name, value in vars(arguments).items() if name not in kept_runs.OPTIONS}
+    record(arguments.name, {"settings": settings, **figures})
 
 
 if __name__ == "__main__":

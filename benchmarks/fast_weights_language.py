@@ -6,25 +6,24 @@
 All systems are bytes-in, bytes-out decoders of one shape with the same windows, trained for the same steps on the same
 stretches; only the rule of the layers differs. The last twentieth of the book is held out. `--length` is the training
 length: contexts beyond it are extrapolation. Finished runs are kept in --work, a training state now and then, and the
-same command goes on. Other settings: `--set conv_kernel=0`, for all systems. `--yarn 4` tests the system full a second
-time, its positions stretched from the training length by so much.
+same command goes on; --finished records them early, and --take-over goes on with a record. Other settings:
+`--set conv_kernel=0`, for all systems. `--yarn 4` tests the system full a second time, its positions stretched from the
+training length by so much.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
 import statistics
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import kept_runs
 import numpy as np
 import torch
 from books import king_james
-from common import at_least, differences, field_of, keep, record, run_script
+from common import at_least, differences, field_of, record, run_script
 
 from ttmem.evaluation.perplexity import block_losses, check_blocks
 from ttmem.fast_weights import TTCDConfig, TTCDForCausalLM
@@ -44,8 +43,8 @@ def config_of(system: str, changes: dict[str, Any]) -> TTCDConfig:
     return make_config(SHAPE, system, changes)
 
 
-def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndarray) -> dict[str, Any]:
-    """Train and test one system with one seed, or read what an earlier call has found."""
+def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndarray) -> dict[str, Any] | None:
+    """Train and test one system with one seed, or read what an earlier call has found; None if left to a later one."""
     changes, cut = dict(arguments.set), int(len(book) * (1.0 - HELD_OUT))
     check_blocks(len(book) - cut, arguments.block, arguments.contexts, arguments.blocks)
     settings = TrainSettings(
@@ -70,15 +69,15 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
     yarn = arguments.yarn if system == "full" else None
     if yarn is not None:
         identity["yarn"] = yarn
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    done = arguments.work / f"{system}-{seed}-{key}.json"
-    if done.exists():
-        return json.loads(done.read_text())
+    done = kept_runs.path_of(arguments.work, f"{system}-{seed}", identity)
+    finished = kept_runs.finished(done)
+    if finished is not None or arguments.finished:
+        return finished
     torch.manual_seed(seed)
     network = TTCDForCausalLM(config).to(arguments.device).train()
     objective = TokenObjective(NextToken(network), book[:cut], arguments.length, arguments.batch, seed)
     state_path = done.with_suffix(".state.safetensors")
-    run = {"key": key}
+    run = {"key": done.stem}
 
     def checkpoint(state: TrainState) -> None:
         save_state(state, state_path, run)
@@ -103,7 +102,7 @@ def run_one(system: str, seed: int, arguments: argparse.Namespace, book: np.ndar
         network.config.max_position_embeddings = arguments.length  # the positions that were trained
         apply_yarn(network, yarn)
         found["losses_with_yarn"] = tested()
-    keep(found, done)
+    found = kept_runs.keep(found, done)
     state_path.unlink(missing_ok=True)
     return found
 
@@ -116,9 +115,10 @@ def table(runs: list[dict[str, Any]], reference: str = "window") -> dict[str, An
         if "losses_with_yarn" in run
     ]
     by_run = {(run["system"], run["seed"]): run["losses"] for run in runs}
-    seeds = sorted({seed for _, seed in by_run})
     rows: dict[str, Any] = {}
     for system in dict.fromkeys(run["system"] for run in runs):
+        seeds = sorted(seed for own, seed in by_run if own == system)
+        compared = [seed for seed in seeds if (reference, seed) in by_run and system != reference]
         rows[system] = {}
         for context in by_run[system, seeds[0]]:
             means = [statistics.fmean(by_run[system, seed][context]) for seed in seeds]
@@ -126,10 +126,10 @@ def table(runs: list[dict[str, Any]], reference: str = "window") -> dict[str, An
                 "perplexity": math.exp(statistics.fmean(means)),
                 "by_seed": [math.exp(mean) for mean in means],
             }
-            if (reference, seeds[0]) in by_run and system != reference:
+            if compared:
                 row[f"nats_below_{reference}"] = [
-                    statistics.fmean(by_run[reference, seed][context]) - mean
-                    for seed, mean in zip(seeds, means, strict=True)
+                    statistics.fmean(by_run[reference, seed][context]) - statistics.fmean(by_run[system, seed][context])
+                    for seed in compared
                 ]
             rows[system][context] = row
     return rows
@@ -157,14 +157,14 @@ def main() -> None:
         "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, default=Path("fast_weights_language.work"), help="finished runs, states")
-    parser.add_argument("--name", default="fast_weights_language", help="of the file of results")
+    kept_runs.add_options(parser, "fast_weights_language")
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    kept_runs.prepare(arguments)
     book = np.frombuffer(king_james().encode(), dtype=np.uint8)
     # Seed by seed, so that what an interruption leaves compares all systems.
     runs = [run_one(system, seed, arguments, book) for seed in arguments.seeds for system in arguments.systems]
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "name", "set")}
+    runs = [run for run in runs if run is not None]
+    settings = {name: value for name, value in vars(arguments).items() if name not in (*kept_runs.OPTIONS, "set")}
     figures = {
         "settings": {**settings, "set": dict(arguments.set), "shape": SHAPE, "bytes": len(book)},
         "perplexity": table(runs),

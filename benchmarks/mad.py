@@ -1,27 +1,26 @@
 """MAD: the fast-weight layers and their baselines on six synthetic token tasks.
 
     python benchmarks/mad.py [--systems window in_place lact deltanet gated_deltanet ttcd] [--tasks recall ...]
-        [--seeds 12345 12346] [--full] [--every-setting] [--work FOLDER]
+        [--seeds 12345 12346] [--full] [--every-setting] [--work FOLDER] [--finished]
 
 Without --full: each task's baseline setting (or every one), fewer sequences and epochs, a narrower model, one rate and
 no decay, so that a run takes a CPU minutes. With it: all 66 settings, three rates and two decays, 200 epochs, the
 reference width; that is for GPUs (--device cuda). All systems have two layers of the same width and see the same
 sequences; a setting's score is the best test accuracy of its sweep, a task's the mean over settings. Finished runs are
-kept in --work, and the same command goes on.
+kept in --work, and the same command goes on; --finished records them early, and --take-over goes on with a record.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+import kept_runs
 import torch
-from common import field_of, keep, record, run_script
+from common import field_of, record, run_script
 from torch import Tensor, nn
 
 from ttmem.evaluation.mad import run_setting
@@ -91,8 +90,8 @@ def run_one(
     rate: float,
     decay: float,
     arguments: argparse.Namespace,
-) -> dict[str, Any]:
-    """One training, or what an earlier call has found of it."""
+) -> dict[str, Any] | None:
+    """One training, or what an earlier call has found of it; None for one left to a later call."""
     changes = dict(arguments.set)
     identity = {
         "system": system,
@@ -101,40 +100,44 @@ def run_one(
         "width": arguments.width,
         "set": changes,
     }
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    path = arguments.work / f"{system}-{setting.task}-{key}.json"
-    if path.exists():
-        return json.loads(path.read_text())
+    path = kept_runs.path_of(arguments.work, f"{system}-{setting.task}", identity)
+    earlier = kept_runs.finished(path)
+    if earlier is not None or arguments.finished:
+        return earlier
 
     def make(vocabulary: int) -> nn.Module:
         return Encoder(config_of(system, setting, vocabulary, arguments.width, changes))
 
-    found = {**identity, **run_setting(setting, make, arguments.width, sweep, rate, decay, arguments.device)}
-    keep(found, path)
-    return found
+    found = run_setting(setting, make, arguments.width, sweep, rate, decay, arguments.device)
+    return kept_runs.keep({**identity, **found}, path)
 
 
 def scores(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """By system and task: the best of each setting's sweep, the mean over settings, and its spread over seeds."""
+    """By system and task: the best of each setting's sweep, the mean over settings, and its spread over seeds.
+
+    A mean over all tasks is of the seeds that have run all of the system's.
+    """
     best: dict[tuple[str, str, int, str], float] = {}
     for run in runs:
         key = (run["system"], run["setting"]["task"], run["sweep"]["seed"], json.dumps(run["setting"], sort_keys=True))
         best[key] = max(best.get(key, 0.0), 100 * run["accuracy"])
+    order = list(dict.fromkeys(run["setting"]["task"] for run in runs))
     table: dict[str, Any] = {}
     for system in dict.fromkeys(run["system"] for run in runs):
-        tasks = dict.fromkeys(task for own, task, _, _ in best if own == system)
-        seeds = sorted({seed for own, _, seed, _ in best if own == system})
-        rows = {}
-        for task in tasks:
-            means = [
-                statistics.fmean(value for key, value in best.items() if key[:3] == (system, task, seed))
-                for seed in seeds
-            ]
-            rows[task] = {"mean": statistics.fmean(means), "by_seed": means}
-        overall = [statistics.fmean(row["by_seed"][i] for row in rows.values()) for i in range(len(seeds))]
-        rows["all"] = {"mean": statistics.fmean(overall), "by_seed": overall}
-        table[system] = rows
+        means: dict[str, dict[int, float]] = {}
+        for task, seed in sorted({key[1:3] for key in best if key[0] == system}, key=lambda pair: order.index(pair[0])):
+            values = [value for key, value in best.items() if key[:3] == (system, task, seed)]
+            means.setdefault(task, {})[seed] = statistics.fmean(values)
+        whole = set.intersection(*(set(row) for row in means.values()))
+        means["all"] = {seed: statistics.fmean(row[seed] for row in means.values()) for seed in whole}
+        table[system] = {task: spread(row) for task, row in means.items() if row}
     return table
+
+
+def spread(by_seed: dict[int, float]) -> dict[str, Any]:
+    seeds = sorted(by_seed)
+    values = [by_seed[seed] for seed in seeds]
+    return {"mean": statistics.fmean(values), "by_seed": values, "seeds": seeds}
 
 
 def main() -> None:
@@ -153,11 +156,10 @@ def main() -> None:
         "--set", type=field_of(TTCDConfig), nargs="+", default=[], metavar="FIELD=VALUE", help="of all models"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, default=Path("mad.work"), help="finished runs")
-    parser.add_argument("--name", default="mad", help="of the file of results")
+    kept_runs.add_options(parser, "mad")
     arguments = parser.parse_args()
     arguments.width = arguments.width or (128 if arguments.full else 64)
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    kept_runs.prepare(arguments)
     settings = grid(arguments.tasks) if arguments.full else reduced(arguments.tasks, arguments.every_setting)
     seeds = arguments.seeds or ([FULL.seed] if arguments.full else [REDUCED.seed, REDUCED.seed + 1])
     plan = [
@@ -174,6 +176,7 @@ def main() -> None:
         for one in plan:
             runs.append(run_one(*one, arguments))
             advance(1)
+    runs = [run for run in runs if run is not None]
     figures = {
         "width": arguments.width,
         "full": arguments.full,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_mad_runs_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, r
     monkeypatch.setattr(mad, "run_setting", None)  # nothing is left to run
     call(mad, monkeypatch, "--systems", "window", "ttcd", *options)
     assert json.loads((recorded / "mad.json").read_text())["figures"]["scores"] == found["scores"]
+    # what is recorded early is what is finished, and can be gone on with where the folder of runs is lost
+    first = next(work.glob("ttcd-compression-*.json"))
+    seed = json.loads(first.read_text())["sweep"]["seed"]
+    first.unlink()
+    call(mad, monkeypatch, "--systems", "window", "ttcd", *options, "--finished")
+    early = json.loads((recorded / "mad.json").read_text())
+    assert len(early["figures"]["runs"]) == len(found["runs"]) - 1
+    assert early["command"].endswith("--seeds 1 2 --finished")
+    for other in work.glob("*-compression-*.json"):
+        if json.loads(other.read_text())["sweep"]["seed"] == seed and other.name.startswith("ttcd"):
+            other.unlink()
+    call(mad, monkeypatch, "--systems", "window", "ttcd", *options, "--finished")
+    rows = json.loads((recorded / "mad.json").read_text())["figures"]["scores"]["ttcd"]
+    assert rows["compression"]["seeds"] == rows["all"]["seeds"] == [3 - seed]
+    assert rows["recall"] == found["scores"]["ttcd"]["recall"]
+    shutil.rmtree(work)
+    call(mad, monkeypatch, "--systems", "window", "ttcd", *options, "--finished", "--take-over")
+    assert json.loads((recorded / "mad.json").read_text())["figures"]["scores"]["ttcd"] == rows
+    with pytest.raises(TypeError):  # the missing runs are what it would run now
+        call(mad, monkeypatch, "--systems", "window", "ttcd", *options)
 
 
 def test_language_models_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: Path) -> None:
@@ -89,6 +110,10 @@ def test_language_models_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(script, "train", None)
     call(script, monkeypatch, "--systems", "window", "ttcd", *options)
     assert json.loads((recorded / "fast_weights_language.json").read_text())["figures"]["runs"] == found["runs"]
+    shutil.rmtree(tmp_path / "work")
+    call(script, monkeypatch, "--systems", "window", "ttcd", "in_place", *options, "--finished", "--take-over")
+    again = json.loads((recorded / "fast_weights_language.json").read_text())["figures"]
+    assert (again["runs"], again["perplexity"]) == (found["runs"], found["perplexity"])
 
 
 def test_a_model_is_trained_on(
@@ -114,6 +139,9 @@ def test_a_model_is_trained_on(
     found = json.loads((recorded / "continual_pretraining.json").read_text())["figures"]
     assert set(found["perplexity"]) == {"before", "plain", "in_place", "ttcd"}
     assert found["perplexity"]["before"] != found["perplexity"]["plain"]
+    shutil.rmtree(tmp_path / "work")
+    call(script, monkeypatch, *options, "--finished", "--take-over")
+    assert json.loads((recorded / "continual_pretraining.json").read_text())["figures"]["runs"] == found["runs"]
     assert found["runs"][0]["training_losses"] == []
     assert len(found["runs"][3]["training_losses"]) == 2
     # ttcd starts as the model itself, so its first loss is plain's
@@ -175,6 +203,9 @@ def test_ablations_of_language_models(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert found["perplexity"]["no_convolutions"]["32"]["nats_below_as_is"] == pytest.approx(below)
     monkeypatch.setattr(language, "train", None)
     call(script, monkeypatch, *options)
+    assert json.loads((recorded / "fast_weights_ablations_book.json").read_text())["figures"]["runs"] == found["runs"]
+    shutil.rmtree(tmp_path / "work")
+    call(script, monkeypatch, *options, "--finished", "--take-over")
     assert json.loads((recorded / "fast_weights_ablations_book.json").read_text())["figures"]["runs"] == found["runs"]
 
 
