@@ -1,29 +1,27 @@
 """The compressors in block-sparse attention: retrieval at the training length, at twice and at four times that.
 
     python benchmarks/block_sparse_retrieval.py [--systems mean concat attention ttr ttr-conv full sliding]
-        [--seeds 0 1 2] [--steps 3000] [--work FOLDER]
+        [--seeds 0 1 2] [--steps 3000] [--work FOLDER] [--finished]
 
 Every system is the same small language model (the recipe's, trained from scratch on needles for the same steps); only
 the compressor of chunks differs. Full attention and the sliding window are the references. All systems of a seed see
 the same training and test sequences. `attention` is HiLS's summary, with the entropy of its weights as the bias; the
 others have no bias (`--bias` gives all the same one). A finished run, one system with one seed, is kept in `--work`,
-and a training state now and then: call the same command again to go on. The figures are accuracies of each run, with
-the mean and the standard deviation over seeds, and each system's difference to `attention` seed by seed.
+and a training state now and then: call the same command again to go on; --finished records finished runs early, and
+--take-over goes on with a record. The figures are accuracies of each run, with the mean and the standard deviation over
+seeds, and each system's difference to `attention` seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import statistics
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+import kept_runs
 import torch
 from common import differences, field_of, record, run_script
-from kept_runs import keep
 from rich.console import Console
 from train_block_sparse import build, evaluate
 from training_run import add_settings, changed
@@ -58,8 +56,8 @@ def model_changes(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_one(
     system: str, seed: int, recipe: Recipe, settings: TrainSettings, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Train and test one system with one seed, or read what an earlier call has found."""
+) -> dict[str, Any] | None:
+    """Train and test one system with one seed, or read what an earlier call has found; None for one left to a later."""
     network = build(recipe, seed, model_changes(system, arguments), needles=True).to(arguments.device).train()
     run = {
         "training": asdict(settings),
@@ -71,11 +69,11 @@ def run_one(
         "task": asdict(recipe.task),
         "sequences": arguments.sequences,
     }
-    key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
-    done = arguments.work / f"{system}-{seed}-{key}.json"
+    done = kept_runs.path_of(arguments.work, f"{system}-{seed}", run)
+    finished = kept_runs.finished(done)
+    if finished is not None or arguments.finished:
+        return finished
     state_path = done.with_suffix(".state.safetensors")
-    if done.exists():
-        return json.loads(done.read_text())
     objective = RetrievalObjective(network, recipe.task, recipe.length, recipe.batch, seed, recipe.shortest)
     console = Console(stderr=True)
 
@@ -95,7 +93,7 @@ def run_one(
         "seconds": state.seconds,
         "accuracy": evaluate(network, recipe, arguments.sequences, 10_000 + seed),
     }
-    keep(found, done)
+    found = kept_runs.keep(found, done)
     state_path.unlink(missing_ok=True)
     console.print(f"{system}, seed {seed}: {found['accuracy']}")
     return found
@@ -108,20 +106,19 @@ def spread(values: list[float]) -> dict[str, float]:
 def over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """By system, task and length: the accuracy over seeds, and what it is above the baseline's, seed by seed."""
     by_run = {(run["system"], run["seed"]): run["accuracy"] for run in runs}
-    seeds = sorted({seed for _, seed in by_run})
     table: dict[str, Any] = {}
     for system in dict.fromkeys(run["system"] for run in runs):
-        first = by_run[system, seeds[0]]
-        table[system] = {
-            kind: {length: spread([by_run[system, seed][kind][length] for seed in seeds]) for length in lengths}
-            for kind, lengths in first.items()
-        }
-        if system == BASELINE or (BASELINE, seeds[0]) not in by_run:
-            continue
-        for kind, lengths in first.items():
+        seeds = sorted(seed for own, seed in by_run if own == system)
+        compared = [seed for seed in seeds if (BASELINE, seed) in by_run and system != BASELINE]
+        table[system] = {}
+        for kind, lengths in by_run[system, seeds[0]].items():
+            table[system][kind] = {}
             for length in lengths:
-                above = [by_run[system, s][kind][length] - by_run[BASELINE, s][kind][length] for s in seeds]
-                table[system][kind][length][f"above_{BASELINE}"] = spread(above)
+                row: dict[str, Any] = spread([by_run[system, seed][kind][length] for seed in seeds])
+                above = [by_run[system, s][kind][length] - by_run[BASELINE, s][kind][length] for s in compared]
+                if above:
+                    row[f"above_{BASELINE}"] = spread(above)
+                table[system][kind][length] = row
     return table
 
 
@@ -139,8 +136,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256, help="per task and length, in the evaluation")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch")
-    parser.add_argument("--work", type=Path, default=Path("block_sparse_retrieval.work"), help="finished runs, states")
-    parser.add_argument("--name", default="block_sparse_retrieval", help="of the file of results")
+    kept_runs.add_options(parser, "block_sparse_retrieval")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -149,9 +145,10 @@ def main() -> None:
     shortest = None if recipe.shortest is None else min(recipe.shortest, length)
     recipe = replace(recipe, length=length, batch=arguments.batch or recipe.batch, shortest=shortest)
     settings = changed(recipe.training, arguments)
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    kept_runs.prepare(arguments)
     # Seed by seed, so that what is there after an interruption compares all systems.
     runs = [run_one(s, seed, recipe, settings, arguments) for seed in arguments.seeds for s in arguments.systems]
+    runs = [run for run in runs if run is not None]
     kept = ("systems", "seeds", "recipe", "input", "bias", "sequences", "device")
     figures = {
         "settings": {

@@ -15,6 +15,8 @@ from typing import Any
 
 import common
 
+from ttmem.errors import ResumeError
+
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     """--work, --name, --finished and --take-over."""
@@ -31,12 +33,17 @@ OPTIONS = ("work", "name", "finished", "take_over")
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Make the folder of runs; with --take-over, put there what the recorded result holds and the folder lacks."""
+    """Make the folder of runs; with --take-over, put there what the recorded result holds and the folder lacks.
+
+    Raises ResumeError where the record is older than that.
+    """
     arguments.work.mkdir(parents=True, exist_ok=True)
     recorded = common.RESULTS / f"{arguments.name}.json"
     if not arguments.take_over or not recorded.exists():
         return
     for run in json.loads(recorded.read_text())["figures"]["runs"]:
+        if "kept_as" not in run:
+            raise ResumeError(f"{recorded} does not say what its runs were kept as, so they cannot be taken over.")
         path = arguments.work / Path(run["kept_as"]).name
         if not path.exists():
             keep(run, path)

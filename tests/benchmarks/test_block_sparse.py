@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
+from ttmem.errors import ResumeError
+
 TOY = ["hidden_size=16", "intermediate_size=16", "head_dim=4", "num_hidden_layers=1", "query_rank=2"]
 QUICK = ["--length", "64", "--batch", "2", "--steps", "3", "--sequences", "2"]
 
@@ -76,10 +78,11 @@ def test_refused_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_compare_and_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import block_sparse_retrieval as script
+    import common
 
     written: dict[str, Any] = {}
     monkeypatch.setattr(script, "record", lambda name, figures: written.update({name: figures}))
-    toy = ["--set", *TOY, "--seeds", "0", "1", "--work", tmp_path, *QUICK]
+    toy: list[object] = ["--set", *TOY, "--seeds", "0", "1", "--work", tmp_path, *QUICK]
     systems = ["attention", "ttr", "sliding"]
     call(script, monkeypatch, "--systems", *systems, *toy, "--name", "toy")
     figures = written["toy"]
@@ -97,6 +100,30 @@ def test_compare_and_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     call(script, monkeypatch, "--systems", *systems, "mean", *toy, "--name", "more")
     assert len(trained) == 2
     assert written["more"]["over_seeds"]["ttr"] == figures["over_seeds"]["ttr"]
+
+    # A record of what is finished, and a record taken over where the folder is lost.
+    call(script, monkeypatch, "--systems", *systems, "full", *toy, "--name", "early", "--finished")
+    assert written["early"]["runs"] == figures["runs"]
+    monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
+    common.RESULTS.mkdir()
+    (common.RESULTS / "toy.json").write_text(json.dumps({"figures": figures}))
+    toy[toy.index(tmp_path)] = tmp_path / "lost"
+    call(script, monkeypatch, "--systems", *systems, *toy, "--name", "toy", "--finished", "--take-over")
+    assert written["toy"]["runs"] == figures["runs"]
+    older = {"runs": [{key: value for key, value in run.items() if key != "kept_as"} for run in figures["runs"]]}
+    (common.RESULTS / "toy.json").write_text(json.dumps({"figures": older}))
+    with pytest.raises(ResumeError, match="does not say what its runs were kept as"):
+        call(script, monkeypatch, "--systems", *systems, *toy, "--name", "toy", "--take-over")
+
+
+def test_a_table_of_what_is_finished_compares_seeds_that_both_have() -> None:
+    from block_sparse_retrieval import over_seeds
+
+    scores = {("attention", 1): 0.6, ("ttr", 0): 0.3, ("ttr", 1): 0.8, ("mean", 0): 0.5}
+    runs = [{"system": s, "seed": n, "accuracy": {"single": {"64": score}}} for (s, n), score in scores.items()]
+    table = over_seeds(runs)
+    assert table["ttr"]["single"]["64"]["above_attention"]["mean"] == pytest.approx(0.2)
+    assert table["mean"]["single"]["64"] == {"mean": 0.5, "deviation": 0.0}
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
