@@ -1,33 +1,31 @@
 """Reading rendered digits: merging patches by an MLP, by pooling and by regression, accuracy against tokens kept.
 
     python benchmarks/vision_merging.py [--kinds mlp ttr ttr-conv] [--merge-sizes 2 3] [--seeds 0 1 2] [--steps 1000]
-        [--norms after] [--folder vision-merging]
+        [--norms after] [--work FOLDER] [--finished]
 
 Every run trains a small Qwen3-VL from scratch (vision encoder, mergers with deepstack, language model) on pictures of
 one line of digits at a random place, and reads held-out pictures greedily. A seed fixes all weights outside the
 mergers, the order of the pictures and the held-out ones, for all kinds alike. Pictures divide into groups of 2 x 2 and
 of 3 x 3 patches, so both merge sizes see the same pixels. A run that is killed goes on from its last state, finished
-runs are kept in --folder, and the same command does the rest.
+runs are kept in --work, and the same command does the rest; --finished records them early, and --take-over goes on with
+a record.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
+import kept_runs
 import rendered_text
 import torch
-from common import record
+from common import record, run_script
 from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from ttmem.errors import ResumeError
-from ttmem.memory.file import atomic_write
 from ttmem.progress import ConsoleProgress
 from ttmem.training.checkpoints import load_state, save_state
 from ttmem.training.loop import TrainSettings, TrainState, train
@@ -201,8 +199,16 @@ def read(network: Any, experiment: Experiment, run: Run) -> dict[str, float]:
     return {"digits": hits.float().mean().item(), "strings": hits.all(1).float().mean().item()}
 
 
-def measure(experiment: Experiment, run: Run, folder: Path) -> dict[str, Any]:
-    """Train one run, from its state where there is one, and read."""
+def measure(experiment: Experiment, run: Run, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Train one run, from its state where there is one, and read; or what an earlier call has found of it.
+
+    None for a run that is left to a later call.
+    """
+    owner = {**asdict(experiment), **asdict(run)}
+    done = kept_runs.path_of(arguments.work, run.name, owner)
+    finished = kept_runs.finished(done)
+    if finished is not None or arguments.finished:
+        return finished
     network = build(experiment, run)
     settings = TrainSettings(
         steps=experiment.steps,
@@ -212,7 +218,7 @@ def measure(experiment: Experiment, run: Run, folder: Path) -> dict[str, Any]:
         warmup=experiment.warmup,
         checkpoint_every=CHECKPOINT_EVERY,
     )
-    path, owner = folder / f"{run.name}.state.safetensors", {**asdict(experiment), **asdict(run)}
+    path = done.with_suffix(".state.safetensors")
     objective = Reading(network.train(), experiment, run)
 
     def checkpoint(state: TrainState) -> None:
@@ -240,6 +246,7 @@ def measure(experiment: Experiment, run: Run, folder: Path) -> dict[str, Any]:
         "merger_parameters": sum(mergers),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
     }
+    figures = kept_runs.keep(figures, done)
     path.unlink(missing_ok=True)
     return figures
 
@@ -281,23 +288,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=Experiment.batch)
     parser.add_argument("--digits", type=int, default=Experiment.digits)
     parser.add_argument("--held-out", type=int, default=Experiment.held_out)
-    parser.add_argument("--folder", type=Path, default=Path("vision-merging"))
-    parser.add_argument("--name", default="vision_merging", help="of the file of results")
+    kept_runs.add_options(parser, "vision_merging")
     arguments = parser.parse_args()
     changes = {name: getattr(arguments, name) for name in ("steps", "lr", "batch", "digits", "held_out")}
     experiment = replace(Experiment(), **changes)
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    results = []
-    for run in runs_of(arguments):
-        path = arguments.folder / f"{run.name}.json"
-        if not path.exists():
-            figures = measure(experiment, run, arguments.folder)
-            text = json.dumps({"experiment": asdict(experiment), "figures": figures}, indent=1)
-            atomic_write(path, lambda temporary, text=text: temporary.write_text(text))
-        done = json.loads(path.read_text())
-        if done["experiment"] != asdict(experiment):
-            raise ResumeError(f"{path} belongs to an experiment with other settings: use the same, or another --folder")
-        results.append(done["figures"])
+    kept_runs.prepare(arguments)
+    found = [measure(experiment, run, arguments) for run in runs_of(arguments)]
+    results = [figures for figures in found if figures is not None]
     chance = 1.0 / len(rendered_text.CHARACTERS)
     record(
         arguments.name,
@@ -307,4 +304,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

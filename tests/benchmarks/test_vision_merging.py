@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ttmem import ResumeError
-
 TINY = ["--steps", "3", "--batch", "4", "--digits", "2", "--held-out", "6", "--seeds", "0", "1"]
 
 
@@ -94,7 +92,7 @@ def test_a_short_run_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
 
     def run(folder: str, *more: str) -> Any:
-        arguments = [*TINY, "--kinds", "mlp", "ttr-conv", "--merge-sizes", "3", "--folder", str(tmp_path / folder)]
+        arguments = [*TINY, "--kinds", "mlp", "ttr-conv", "--merge-sizes", "3", "--work", str(tmp_path / folder)]
         monkeypatch.setattr(sys, "argv", ["vision_merging.py", *arguments, *more])
         vision_merging.main()
         return json.loads((tmp_path / "results" / "vision_merging.json").read_text())["figures"]
@@ -121,9 +119,12 @@ def test_a_short_run_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest
         run("stopped")
     stopped = run("stopped")
     assert calls == [0, 1, 2, 0, 1, 2, 2, *[0, 1, 2] * 2]
+    own = ("seconds", "processor_seconds")
     for mine, other in zip(stopped["runs"], whole["runs"], strict=True):
-        assert {**mine, "seconds": 0, "processor_seconds": 0} == {**other, "seconds": 0, "processor_seconds": 0}
+        assert {**mine, **dict.fromkeys(own)} == {**other, **dict.fromkeys(own)}
     assert not list((tmp_path / "stopped").glob("*.safetensors"))
 
-    with pytest.raises(ResumeError, match="other settings"):
-        run("whole", "--steps", "4")
+    # Other settings are other runs; what is finished can be recorded without them, and taken over from the record.
+    assert run("whole", "--steps", "4", "--finished")["runs"] == []
+    assert run("whole", "--norms", "after", "before", "--finished")["runs"] == whole["runs"]
+    assert run("lost", "--norms", "after", "before", "--finished", "--take-over")["runs"] == whole["runs"]
